@@ -1,0 +1,200 @@
+"""Flags and wiring: the only place that names concrete sources."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gpu_hpc_exporter import __version__
+from gpu_hpc_exporter.app import build_app, serve
+from gpu_hpc_exporter.config import (
+    DEFAULT_FILE,
+    DEFAULT_PORT,
+    DEFAULT_RECORDING,
+    Config,
+    ConfigError,
+    load_config,
+    parse_address,
+    parse_duration,
+)
+from gpu_hpc_exporter.logs import configure_logging
+from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.nvml import NvmlSampler
+from gpu_hpc_exporter.samplers.replay import ReplayClock, ReplaySampler
+from gpu_hpc_exporter.sources.record import Recorder, read_marks
+from gpu_hpc_exporter.sources.replay import Recording, RecordingError
+
+log = logging.getLogger(__name__)
+
+_NS = 1_000_000_000
+_MARKS_POLL_S = 0.5
+
+
+class Sampler(Protocol):
+    """Feeds a sink in the background."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `gpu-hpc-exporter`; the exit status is 2 for anything the user has to change."""
+    flags = _parser().parse_args(arguments)
+    configure_logging(flags.log_level, flags.log_format)
+    try:
+        if flags.command == "record":
+            return record(flags)
+        return asyncio.run(run(flags))
+    except (ConfigError, RecordingError) as problem:
+        sys.stderr.write(f"gpu-hpc-exporter: {problem}\n")
+        return 2
+
+
+async def run(flags: argparse.Namespace) -> int:
+    """Sample and serve until SIGTERM or SIGINT."""
+    config = _config(flags)
+    addresses = [parse_address(text) for text in flags.web_listen_address or [f":{DEFAULT_PORT}"]]
+    sampler, snapshot = _sampler(flags, config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    sampler.start()
+    try:
+        await serve(build_app(snapshot), addresses, stop)
+    finally:
+        await asyncio.to_thread(sampler.stop)
+    log.info("stopped")
+    return 0
+
+
+def record(flags: argparse.Namespace) -> int:
+    """Record this machine's GPUs for a while."""
+    config = _config(flags)
+    duration = parse_duration(flags.duration)
+    with Recorder(flags.file) as recorder:
+        sampler = NvmlSampler(recorder, round(config.sampling_interval_ms * 1e6))
+        sampler.start()
+        try:
+            _follow_marks(recorder, flags.marks, duration)
+        except KeyboardInterrupt:
+            log.info("interrupted: the recording ends here")
+        finally:
+            sampler.stop()
+        if not recorder.windows:
+            raise RecordingError(f"{flags.file}: no window was recorded: see the log above for why")
+    log.info("recorded %d windows to %s", recorder.windows, flags.file)
+    return 0
+
+
+def _follow_marks(recorder: Recorder, marks: Path | None, duration: float) -> None:
+    deadline = time.monotonic() + duration
+    seen = 0
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, _MARKS_POLL_S))
+        if marks is not None:
+            try:
+                for time_ns, name in read_marks(marks, seen):
+                    recorder.mark(time_ns, name)
+                    seen += 1
+            except ValueError as problem:
+                raise RecordingError(str(problem)) from problem
+
+
+def _config(flags: argparse.Namespace) -> Config:
+    if flags.config_file is not None:
+        return load_config(flags.config_file)
+    return load_config(DEFAULT_FILE) if DEFAULT_FILE.exists() else Config()
+
+
+def _sampler(flags: argparse.Namespace, config: Config) -> tuple[Sampler, Callable[[], FleetSnapshot]]:
+    gauge_window_ns = round(config.gauge_window_seconds * _NS)
+    if flags.source == "replay":
+        recording = Recording.load(flags.replay_file)
+        log.warning("playing the recording %s: these are not this machine's GPUs", flags.replay_file)
+        clock = ReplayClock(flags.replay_speed)
+        fleet = Fleet(clock, gauge_window_ns)
+        return ReplaySampler(fleet, recording, clock), fleet.snapshot
+    fleet = Fleet(time.monotonic_ns, gauge_window_ns)
+    return NvmlSampler(fleet, round(config.sampling_interval_ms * 1e6)), fleet.snapshot
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu-hpc-exporter",
+        description="Finds out why a GPU is slow: hardware counters as Prometheus series, labelled with the cause.",
+    )
+    parser.add_argument("--version", action="version", version=f"gpu-hpc-exporter {__version__}")
+    parser.add_argument(
+        "--config.file",
+        dest="config_file",
+        type=Path,
+        metavar="FILE",
+        help=f"YAML configuration (default: {DEFAULT_FILE})",
+    )
+    parser.add_argument(
+        "--web.listen-address",
+        dest="web_listen_address",
+        action="append",
+        metavar="HOST:PORT",
+        help=f"address to serve on, repeatable (default: :{DEFAULT_PORT})",
+    )
+    parser.add_argument(
+        "--source",
+        choices=("hardware", "replay"),
+        default="hardware",
+        help="this machine's GPUs, or a recording (default: hardware)",
+    )
+    parser.add_argument(
+        "--replay.file",
+        dest="replay_file",
+        type=Path,
+        default=DEFAULT_RECORDING,
+        metavar="FILE",
+        help="recording to play (default: the one that comes with the exporter)",
+    )
+    parser.add_argument(
+        "--replay.speed",
+        dest="replay_speed",
+        type=_speed,
+        default=1.0,
+        metavar="N",
+        help="play N times as fast (default: 1)",
+    )
+    parser.add_argument(
+        "--log.level",
+        dest="log_level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="(default: info)",
+    )
+    parser.add_argument(
+        "--log.format", dest="log_format", choices=("logfmt", "json"), default="logfmt", help="(default: logfmt)"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
+    recorder = commands.add_parser(
+        "record", help="record this machine's GPUs", description="Record this machine's GPUs, identifiers masked."
+    )
+    recorder.add_argument("--duration", default="3m", metavar="TIME", help="how long, such as 90s or 3m (default: 3m)")
+    recorder.add_argument(
+        "--marks",
+        type=Path,
+        metavar="FILE",
+        help="lines `<seconds of CLOCK_MONOTONIC> <phase>` that the workload appends",
+    )
+    recorder.add_argument("file", type=Path, help="recording to write, *.jsonl.gz")
+    return parser
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not 0 < speed <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1000")
+    return speed

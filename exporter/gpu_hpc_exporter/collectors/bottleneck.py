@@ -1,0 +1,36 @@
+"""The diagnosis: time by class, and how hard each unit worked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from gpu_hpc_exporter import metrics
+from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
+from gpu_hpc_exporter.samplers.totals import HISTOGRAM_BOUNDS, NANO, NS
+
+
+class BottleneckCollector:
+    """Classes, intensities and their distribution, for GPUs that have had a window."""
+
+    name = "bottleneck"
+
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+        """Every class of a GPU is present from its first window on, so that rates start at 0."""
+        classes = metrics.BOTTLENECK_SECONDS.family()
+        gauges = metrics.BOTTLENECK_INTENSITY.family()
+        windows = metrics.BOTTLENECK_INTENSITY_WINDOWS.family()
+        for totals in snapshot.gpus:
+            if not totals.source_observed_ns:
+                continue
+            labels = (snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
+            for name, class_ns in totals.class_ns.items():
+                classes.add(class_ns / NS, *labels, name)
+            for unit, intensity in totals.intensities.items():
+                gauges.add(intensity, *labels, unit)
+            for unit, histogram in totals.histograms.items():
+                windows.add_histogram(HISTOGRAM_BOUNDS, histogram.counts, histogram.sum_nano / NANO, *labels, unit)
+        yield classes.metric
+        yield gauges.metric
+        yield windows.metric

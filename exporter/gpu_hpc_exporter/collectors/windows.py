@@ -1,0 +1,114 @@
+"""Counters that sampling windows add up to, and the gauges of the last few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from gpu_hpc_exporter import metrics
+from gpu_hpc_exporter.metrics import Spec
+from gpu_hpc_exporter.model import COUNT_QUANTITIES, Quantity
+from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
+from gpu_hpc_exporter.samplers.totals import NS
+
+_COUNTERS: Final[tuple[tuple[Spec, tuple[tuple[Quantity, tuple[str, ...]], ...]], ...]] = (
+    (metrics.SM_ACTIVE_SECONDS, (("sm_active", ()),)),
+    (metrics.SM_OCCUPANCY_SECONDS, (("sm_occupancy", ()),)),
+    (
+        metrics.PIPE_ACTIVE_SECONDS,
+        (
+            ("pipe_tensor", ("tensor",)),
+            ("pipe_fp64", ("fp64",)),
+            ("pipe_fp32", ("fp32",)),
+            ("pipe_fp16", ("fp16",)),
+            ("pipe_int", ("int",)),
+        ),
+    ),
+    (
+        metrics.ENGINE_ACTIVE_SECONDS,
+        (
+            ("engine_decode", ("decode",)),
+            ("engine_encode", ("encode",)),
+            ("engine_ofa", ("ofa",)),
+            ("engine_jpeg", ("jpeg",)),
+        ),
+    ),
+    (metrics.DRAM_ACTIVE_SECONDS, (("dram_active", ()),)),
+    (metrics.PCIE_HOST_TO_GPU_BYTES, (("pcie_host_to_gpu_bytes", ()),)),
+    (metrics.PCIE_GPU_TO_HOST_BYTES, (("pcie_gpu_to_host_bytes", ()),)),
+    (metrics.NVLINK_RECEIVED_BYTES, (("nvlink_received_bytes", ()),)),
+    (metrics.NVLINK_TRANSMITTED_BYTES, (("nvlink_transmitted_bytes", ()),)),
+    (metrics.C2C_HOST_TO_GPU_BYTES, (("c2c_host_to_gpu_bytes", ()),)),
+    (metrics.C2C_GPU_TO_HOST_BYTES, (("c2c_gpu_to_host_bytes", ()),)),
+)
+"""Per family: which totals it shows, with the labels after gpu and uuid."""
+
+_GAUGES: Final[tuple[tuple[Spec, Quantity], ...]] = (
+    (metrics.SM_ACTIVE, "sm_active"),
+    (metrics.SM_OCCUPANCY, "sm_occupancy"),
+    (metrics.DRAM_UTILIZATION, "dram_active"),
+)
+
+_NO_JOB: Final = ""
+"""The `job` of a GPU that is idle or shared; no source of job identity exists yet."""
+
+
+class WindowsCollector:
+    """Exact integrals over all windows since the start, and means over the gauge window."""
+
+    name = "windows"
+
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+        """Families without a sample are left out."""
+        yield from self._counters(snapshot)
+        yield from self._gauges(snapshot)
+        yield from self._accounting(snapshot)
+
+    @staticmethod
+    def _counters(snapshot: FleetSnapshot) -> Iterator[Metric]:
+        for spec, parts in _COUNTERS:
+            family = spec.family()
+            for totals in snapshot.gpus:
+                uuid = totals.gpu.uuid
+                for quantity, labels in parts:
+                    total = totals.quantities.get(quantity)
+                    if total is not None:
+                        # Division of two integers rounds once: the double nearest to the exact total.
+                        value = total if quantity in COUNT_QUANTITIES else total / NS
+                        family.add(value, snapshot.label(uuid), uuid, *labels)
+            if family.metric.samples:
+                yield family.metric
+
+    @staticmethod
+    def _gauges(snapshot: FleetSnapshot) -> Iterator[Metric]:
+        for spec, quantity in _GAUGES:
+            family = spec.family()
+            for totals in snapshot.gpus:
+                if quantity in totals.gauges:
+                    family.add(totals.gauges[quantity], snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
+            yield family.metric
+        sm = metrics.SM_UTILIZATION_SEED.family()
+        dram = metrics.DRAM_UTILIZATION_SEED.family()
+        for totals in snapshot.gpus:
+            uuid = totals.gpu.uuid
+            if totals.sm_utilization is not None:
+                sm.add(totals.sm_utilization, snapshot.label(uuid), uuid, _NO_JOB)
+            if "dram_active" in totals.gauges:
+                dram.add(totals.gauges["dram_active"], snapshot.label(uuid), uuid, _NO_JOB)
+        yield sm.metric
+        yield dram.metric
+
+    @staticmethod
+    def _accounting(snapshot: FleetSnapshot) -> Iterator[Metric]:
+        observed = metrics.OBSERVED_SECONDS.family()
+        by_source = metrics.SOURCE_OBSERVED_SECONDS.family()
+        for totals in snapshot.gpus:
+            labels = (snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
+            for source, source_ns in totals.source_observed_ns.items():
+                by_source.add(source_ns / NS, *labels, source)
+            if totals.source_observed_ns:
+                observed.add(totals.observed_ns / NS, *labels)
+        yield observed.metric
+        yield by_source.metric

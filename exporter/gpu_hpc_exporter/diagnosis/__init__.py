@@ -1,0 +1,1 @@
+"""Counters to causes: pure functions and one table of thresholds."""

@@ -1,0 +1,33 @@
+"""Every threshold of the diagnosis, once. The alert rules use the same figures and a test compares them.
+
+All are ratios 0-1 and come from the project's diagnosis table, which was set on measured H200 workloads.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DRAM_REACHABLE: Final = 0.8
+"""Share of the nominal DRAM peak that real code reaches (a copy kernel on an H200: 0.88)."""
+LINK_REACHABLE: Final = 0.7
+"""Share of a link's nominal peak that real code reaches (all-reduce over NV18: 0.68; pinned copy: 0.93)."""
+L2_MIN_TRAFFIC: Final = 0.05
+"""L2 traffic, as a share of the DRAM peak, below which the share that went to DRAM says nothing."""
+
+MEDIA_BUSY: Final = 0.50
+MEDIA_SM_ACTIVE: Final = 0.10
+THROTTLED_SM_ACTIVE: Final = 0.01
+IDLE_SM_ACTIVE: Final = 0.001
+IDLE_SHARE: Final = 0.01
+LINK_BOUND: Final = 0.85
+COPY_ONLY_SM_ACTIVE: Final = 0.10
+COPY_ONLY_LINK: Final = 0.05
+COMPUTE_BOUND: Final = 0.60
+DRAM_BOUND: Final = 0.75
+L2_BOUND: Final = 0.70
+L2_THRASH_SHARE: Final = 0.5
+L2_THRASH_SM_ACTIVE: Final = 0.50
+L2_THRASH_SM: Final = 0.30
+L2_THRASH_DRAM: Final = (0.40, 0.75)
+STARVED_SM_ACTIVE: Final = 0.50
+MIXED: Final = 0.50

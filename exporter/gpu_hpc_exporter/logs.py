@@ -1,0 +1,56 @@
+"""One log line per event, as logfmt or JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Literal
+
+LogFormat = Literal["logfmt", "json"]
+
+
+class _LineFormatter(logging.Formatter):
+    """Fields in a fixed order; a traceback becomes one escaped field, so a line stays a line."""
+
+    converter = staticmethod(time.gmtime)
+
+    def fields(self, record: logging.LogRecord) -> dict[str, str]:
+        """What a line says."""
+        fields = {
+            "ts": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name.removeprefix("gpu_hpc_exporter."),
+            "msg": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return fields
+
+
+class LogfmtFormatter(_LineFormatter):
+    """`key=value` pairs, quoted where needed."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        return " ".join(f"{key}={self._quoted(value)}" for key, value in self.fields(record).items())
+
+    @staticmethod
+    def _quoted(value: str) -> str:
+        plain = value and value.isprintable() and not set(value) & set(' ="')
+        return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+class JsonFormatter(_LineFormatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        return json.dumps(self.fields(record), ensure_ascii=False)
+
+
+def configure_logging(level: str, log_format: LogFormat) -> None:
+    """Log to standard error from `level` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,469 @@
+"""The catalogue: every series this exporter serves, and the only place that defines a name.
+
+METRICS.md is generated from it (`python -m gpu_hpc_exporter.metrics_page`). Names are a contract.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.core import Metric
+
+Kind = Literal["counter", "gauge", "histogram"]
+MAX_LABEL_BYTES: Final = 200
+"""Prometheus installations limit label values, some to 200 bytes, and drop the whole scrape above it."""
+G: Final = ("gpu", "uuid")
+
+_WINDOWED = "Mean over the gauge window (gauge_window_seconds, default 15); absent when windows stop."
+_SAMPLED = "NVML reading, taken once a second."
+_SELDOM = "NVML reading, taken every 15 seconds."
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One family. `values` lists what an enumerated label can be. `needs` names a source not yet served."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    values: str = ""
+    needs: str = ""
+
+    def family(self) -> Family:
+        """An empty family, made anew for each scrape so that nothing of an old one lingers."""
+        return Family(self)
+
+
+class Family:
+    """Samples of one spec. Only finite numbers and bounded, valid text get in."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._metric = Metric(spec.name.removesuffix("_total"), spec.help, spec.kind)
+
+    @property
+    def metric(self) -> Metric:
+        """The family as the encoder takes it."""
+        return self._metric
+
+    def add(self, value: float, *labels: str) -> None:
+        """One sample; a value that is not finite is left out, since absent is not zero."""
+        if math.isfinite(value):
+            self._metric.add_sample(self._spec.name, self._labels(labels), value)
+
+    def add_histogram(self, bounds: Sequence[float], counts: Sequence[int], total: float, *labels: str) -> None:
+        """One histogram from counts per bucket, the last of which is +Inf."""
+        named = self._labels(labels)
+        name = self._spec.name
+        cumulated = 0
+        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+            cumulated += count
+            self._metric.add_sample(
+                f"{name}_bucket", {**named, "le": "+Inf" if bound == math.inf else repr(bound)}, cumulated
+            )
+        self._metric.add_sample(f"{name}_count", named, cumulated)
+        self._metric.add_sample(f"{name}_sum", named, total)
+
+    def _labels(self, values: tuple[str, ...]) -> dict[str, str]:
+        return {name: clean_label(value) for name, value in zip(self._spec.labels, values, strict=True)}
+
+
+def clean_label(text: str) -> str:
+    """Text fit for a label: valid UTF-8, no control bytes, at most 200 bytes cut at a character."""
+    if text.isascii() and text.isprintable() and len(text) <= MAX_LABEL_BYTES:
+        return text
+    printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return printable.encode("utf-8", "replace")[:MAX_LABEL_BYTES].decode("utf-8", "ignore")
+
+
+# Device windows
+OBSERVED_SECONDS = Spec(
+    "gpu_hpc_observed_seconds_total",
+    "counter",
+    "Time that classified windows cover; the denominator of every ratio of window counters.",
+    G,
+)
+SOURCE_OBSERVED_SECONDS = Spec(
+    "gpu_hpc_source_observed_seconds_total",
+    "counter",
+    "Time that this source's windows cover; the denominator of series that only it serves.",
+    (*G, "source"),
+    "source: gpm",
+)
+SM_ACTIVE_SECONDS = Spec(
+    "gpu_hpc_sm_active_seconds_total",
+    "counter",
+    "Integral over time of the share of SMs with at least one resident warp.",
+    G,
+)
+SM_OCCUPANCY_SECONDS = Spec(
+    "gpu_hpc_sm_occupancy_seconds_total", "counter", "Integral over time of resident warps divided by their maximum.", G
+)
+PIPE_ACTIVE_SECONDS = Spec(
+    "gpu_hpc_pipe_active_seconds_total",
+    "counter",
+    "Integral over time of the share of cycles in which this SM pipe was active.",
+    (*G, "pipe"),
+    "pipe: tensor, fp64, fp32, fp16, int",
+)
+ENGINE_ACTIVE_SECONDS = Spec(
+    "gpu_hpc_engine_active_seconds_total",
+    "counter",
+    "Integral over time of the busiest media engine of this kind.",
+    (*G, "engine"),
+    "engine: decode, encode, ofa, jpeg",
+)
+DRAM_ACTIVE_SECONDS = Spec(
+    "gpu_hpc_dram_active_seconds_total",
+    "counter",
+    "Integral over time of the DRAM bandwidth's used share of its peak.",
+    G,
+)
+PCIE_HOST_TO_GPU_BYTES = Spec(
+    "gpu_hpc_pcie_host_to_gpu_bytes_total",
+    "counter",
+    "Bytes that the GPU received over PCIe, protocol included (about 5 percent above the payload of large copies).",
+    G,
+)
+PCIE_GPU_TO_HOST_BYTES = Spec(
+    "gpu_hpc_pcie_gpu_to_host_bytes_total",
+    "counter",
+    "Bytes that the GPU sent over PCIe, protocol included.",
+    G,
+)
+NVLINK_RECEIVED_BYTES = Spec(
+    "gpu_hpc_nvlink_received_bytes_total", "counter", "Payload bytes received over all NVLinks.", G
+)
+NVLINK_TRANSMITTED_BYTES = Spec(
+    "gpu_hpc_nvlink_transmitted_bytes_total", "counter", "Payload bytes sent over all NVLinks.", G
+)
+C2C_HOST_TO_GPU_BYTES = Spec(
+    "gpu_hpc_c2c_host_to_gpu_bytes_total", "counter", "Bytes that the GPU received over NVLink-C2C (Grace).", G
+)
+C2C_GPU_TO_HOST_BYTES = Spec(
+    "gpu_hpc_c2c_gpu_to_host_bytes_total", "counter", "Bytes that the GPU sent over NVLink-C2C (Grace).", G
+)
+DRAM_LIMIT = Spec(
+    "gpu_hpc_dram_bandwidth_limit_bytes_per_second",
+    "gauge",
+    "Peak DRAM bandwidth: bus width x maximum memory clock x 2. A MIG instance has its slices' share.",
+    G,
+)
+PCIE_LIMIT = Spec(
+    "gpu_hpc_pcie_bandwidth_limit_bytes_per_second",
+    "gauge",
+    "Peak PCIe bandwidth per direction: current width x maximum generation, less the line code.",
+    G,
+)
+NVLINK_LIMIT = Spec(
+    "gpu_hpc_nvlink_bandwidth_limit_bytes_per_second",
+    "gauge",
+    "Peak NVLink bandwidth per direction: links present x link speed.",
+    G,
+)
+C2C_LIMIT = Spec(
+    "gpu_hpc_c2c_bandwidth_limit_bytes_per_second", "gauge", "Peak NVLink-C2C bandwidth per direction (Grace).", G
+)
+BOTTLENECK_SECONDS = Spec(
+    "gpu_hpc_bottleneck_seconds_total",
+    "counter",
+    "Time by what limited the GPU, one class per window; the classes add up to gpu_hpc_observed_seconds_total.",
+    (*G, "class"),
+    "class: media, throttled, idle, pcie_bound, nvlink_bound, copy_only, compute_bound, dram_bound, l2_bound, "
+    "l2_thrash, starved, mixed, latency_bound, unknown",
+)
+BOTTLENECK_INTENSITY = Spec(
+    "gpu_hpc_bottleneck_intensity_ratio",
+    "gauge",
+    f"How close this unit was to what real code can reach of it (0-1). {_WINDOWED}",
+    (*G, "unit"),
+    "unit: sm, l2, dram, pcie, nvlink",
+)
+BOTTLENECK_INTENSITY_WINDOWS = Spec(
+    "gpu_hpc_bottleneck_intensity_window_ratio",
+    "histogram",
+    "Distribution of this unit's intensity (0-1) over sampling windows, one observation a window.",
+    (*G, "unit"),
+    "unit: sm, l2, dram, pcie, nvlink",
+)
+SM_ACTIVE = Spec(
+    "gpu_hpc_sm_active_ratio", "gauge", f"Share of SMs with at least one resident warp (0-1). {_WINDOWED}", G
+)
+SM_OCCUPANCY = Spec(
+    "gpu_hpc_sm_occupancy_ratio", "gauge", f"Resident warps divided by their maximum (0-1). {_WINDOWED}", G
+)
+DRAM_UTILIZATION = Spec(
+    "gpu_hpc_dram_bandwidth_utilization_ratio", "gauge", f"Used share of the peak DRAM bandwidth (0-1). {_WINDOWED}", G
+)
+SM_UTILIZATION_SEED = Spec(
+    "gpu_hpc_sm_utilization_ratio",
+    "gauge",
+    "Used share of the SMs' throughput (0-1): the busiest of the tensor, FP64, FP32, FP16 and integer pipes. "
+    f"Residency is gpu_hpc_sm_active_ratio. {_WINDOWED}",
+    (*G, "job"),
+)
+DRAM_UTILIZATION_SEED = Spec(
+    "gpu_hpc_dram_bandwidth_utilization",
+    "gauge",
+    f"The same as gpu_hpc_dram_bandwidth_utilization_ratio (0-1), with the job. {_WINDOWED}",
+    (*G, "job"),
+)
+L2_MISS_SEED = Spec(
+    "gpu_hpc_l2_cache_miss_rate",
+    "gauge",
+    f"Share of the requested L2 sectors that went to DRAM (0-1). {_WINDOWED}",
+    (*G, "job"),
+    needs="CUPTI PM sampling, which this version does not have: the series is absent",
+)
+LAUNCH_LATENCY_SEED = Spec(
+    "gpu_hpc_kernel_launch_latency_ms",
+    "gauge",
+    "Mean time from a kernel launch call's return to the kernel's start, milliseconds.",
+    (*G, "job", "kernel"),
+    needs="the kernel agent, which this version does not have: the series is absent",
+)
+
+# Device readings
+GPU_INFO = Spec(
+    "gpu_hpc_gpu_info",
+    "gauge",
+    "1 for each GPU and MIG instance, with what identifies it. index is NVML's current index.",
+    (
+        *G,
+        "name",
+        "architecture",
+        "compute_capability",
+        "index",
+        "pci_bus_id",
+        "serial",
+        "vbios",
+        "mig_mode",
+        "gpu_instance",
+        "profile",
+        "parent_uuid",
+    ),
+)
+DRIVER_INFO = Spec(
+    "gpu_hpc_driver_info",
+    "gauge",
+    "1, with the versions of the driver stack.",
+    ("driver_version", "cuda_version", "nvml_version"),
+)
+NVML_UTILIZATION = Spec(
+    "gpu_hpc_nvml_utilization_ratio",
+    "gauge",
+    "The GPU-Util of nvidia-smi (0-1): whether any engine worked, copies included; says nothing about how hard. "
+    + _SAMPLED,
+    G,
+)
+NVML_BUSY_SECONDS = Spec(
+    "gpu_hpc_nvml_busy_seconds_total", "counter", "Integral over time of gpu_hpc_nvml_utilization_ratio.", G
+)
+MEMORY_CONTROLLER_BUSY = Spec(
+    "gpu_hpc_memory_controller_busy_ratio",
+    "gauge",
+    "NVML's share of time in which device memory was read or written at all (0-1); not bandwidth. " + _SAMPLED,
+    G,
+)
+MEMORY_TOTAL = Spec(
+    "gpu_hpc_memory_total_bytes", "gauge", "Device memory, the driver's reserve included. " + _SAMPLED, G
+)
+MEMORY_USED = Spec(
+    "gpu_hpc_memory_used_bytes", "gauge", "Device memory in use, without the driver's reserve. " + _SAMPLED, G
+)
+MEMORY_RESERVED = Spec(
+    "gpu_hpc_memory_reserved_bytes", "gauge", "Device memory that the driver reserves. " + _SAMPLED, G
+)
+MEMORY_FREE = Spec("gpu_hpc_memory_free_bytes", "gauge", "Device memory that can be allocated. " + _SAMPLED, G)
+POWER = Spec(
+    "gpu_hpc_power_watts",
+    "gauge",
+    "Power drawn, as the driver averages it over about a second. " + _SAMPLED,
+    (*G, "scope"),
+    "scope: gpu, module (Grace)",
+)
+POWER_LIMIT = Spec("gpu_hpc_power_limit_watts", "gauge", "Power limit in force. " + _SELDOM, G)
+ENERGY = Spec("gpu_hpc_energy_joules_total", "counter", "Energy used since the driver was loaded. " + _SELDOM, G)
+TEMPERATURE = Spec(
+    "gpu_hpc_temperature_celsius", "gauge", "Temperature. " + _SAMPLED, (*G, "sensor"), "sensor: gpu, memory"
+)
+TEMPERATURE_SLOWDOWN = Spec(
+    "gpu_hpc_temperature_slowdown_celsius", "gauge", "Temperature at which this device slows itself down.", G
+)
+CLOCK = Spec("gpu_hpc_clock_hertz", "gauge", "Current clock. " + _SAMPLED, (*G, "domain"), "domain: sm, memory, video")
+CLOCK_LIMIT = Spec(
+    "gpu_hpc_clock_limit_hertz", "gauge", "Highest clock of the device.", (*G, "domain"), "domain: sm, memory, video"
+)
+CLOCK_EVENT_SECONDS = Spec(
+    "gpu_hpc_clock_event_seconds_total",
+    "counter",
+    "Time in which this reason held the clocks down, from readings once a second.",
+    (*G, "reason"),
+    "reason: gpu_idle, applications_clocks_setting, sw_power_cap, hw_slowdown, sync_boost, sw_thermal_slowdown, "
+    "hw_thermal_slowdown, hw_power_brake_slowdown, display_clock_setting",
+)
+PCIE_GENERATION = Spec(
+    "gpu_hpc_pcie_link_generation",
+    "gauge",
+    "PCIe generation; an idle link runs below its maximum. " + _SAMPLED,
+    (*G, "state"),
+    "state: current, max",
+)
+PCIE_WIDTH = Spec("gpu_hpc_pcie_link_width", "gauge", "PCIe lanes. " + _SAMPLED, (*G, "state"), "state: current, max")
+PCIE_REPLAYS = Spec(
+    "gpu_hpc_pcie_replays_total", "counter", "PCIe packets sent again since the driver was loaded. " + _SELDOM, G
+)
+NVLINK_LINKS = Spec(
+    "gpu_hpc_nvlink_links", "gauge", "NVLinks of the GPU. " + _SELDOM, (*G, "state"), "state: present, active"
+)
+ECC_ERRORS = Spec(
+    "gpu_hpc_ecc_errors_total",
+    "counter",
+    "ECC errors; volatile: since the driver was loaded, aggregate: of the board's life. " + _SELDOM,
+    (*G, "severity", "scope"),
+    "severity: corrected, uncorrected; scope: volatile, aggregate",
+)
+ROW_REMAP_PENDING = Spec(
+    "gpu_hpc_row_remap_pending", "gauge", "1 when a row remapping waits for a reset. " + _SELDOM, G
+)
+ROW_REMAP_FAILED = Spec("gpu_hpc_row_remap_failed", "gauge", "1 when a row remapping has failed. " + _SELDOM, G)
+RECOVERY_ACTION = Spec(
+    "gpu_hpc_recovery_action",
+    "gauge",
+    "What the driver asks for: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain P2P, 4 drain and reset. " + _SELDOM,
+    G,
+)
+
+# The exporter about itself
+UP = Spec("gpu_hpc_up", "gauge", "1 while the driver, or the recording, can be read.")
+DOWN_INFO = Spec("gpu_hpc_down_info", "gauge", "1, with why gpu_hpc_up is 0.", ("reason",))
+REPLAY = Spec("gpu_hpc_replay", "gauge", "1 when a recording is played instead of reading this machine's GPUs.")
+SOURCE_STATE = Spec(
+    "gpu_hpc_source_state",
+    "gauge",
+    "1 for the state that this source is in, 0 for the others; gpu and uuid are empty for the host's.",
+    (*G, "source", "state"),
+    "source: gpm, nvml, replay; state: active, paused, busy, no_permission, unsupported, stale, failed, lost",
+)
+SOURCE_STATE_INFO = Spec(
+    "gpu_hpc_source_state_info",
+    "gauge",
+    "1, with the reason for a state other than active.",
+    (*G, "source", "state", "reason"),
+)
+WINDOW_SECONDS = Spec(
+    "gpu_hpc_window_seconds", "gauge", "Length of the sampling windows in force.", (*G, "source"), "source: gpm"
+)
+WINDOWS = Spec(
+    "gpu_hpc_windows_total",
+    "counter",
+    "Sampling windows. late: counted, longer than 1.5 intervals. lost: due and not taken. rejected: impossible values.",
+    (*G, "source", "result"),
+    "result: valid, late, lost, rejected",
+)
+LAST_WINDOW = Spec(
+    "gpu_hpc_last_window_timestamp_seconds", "gauge", "Unix time at which the newest window ended.", (*G, "source")
+)
+REJECTED_READINGS = Spec(
+    "gpu_hpc_rejected_readings_total",
+    "counter",
+    "Readings that cannot be true and were left out.",
+    (*G, "reading", "reason"),
+    "reason: nan, negative, above_range, sentinel",
+)
+DRIVER_ERRORS = Spec(
+    "gpu_hpc_driver_errors_total", "counter", "Failed driver calls by NVML's name of the code.", ("code",)
+)
+COLLECTOR_SUCCESS = Spec(
+    "gpu_hpc_scrape_collector_success",
+    "gauge",
+    "1 when this collector gave its families to this scrape.",
+    ("collector",),
+)
+COLLECTOR_DURATION = Spec(
+    "gpu_hpc_scrape_collector_duration_seconds", "gauge", "How long this collector took in this scrape.", ("collector",)
+)
+EXPOSED_SERIES = Spec("gpu_hpc_exposed_series", "gauge", "Samples in this exposition before this one.")
+BUILD_INFO = Spec(
+    "gpu_hpc_exporter_build_info", "gauge", "1, with the exporter's version.", ("version", "revision", "python")
+)
+
+SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
+    "Device windows": (
+        OBSERVED_SECONDS,
+        SOURCE_OBSERVED_SECONDS,
+        SM_ACTIVE_SECONDS,
+        SM_OCCUPANCY_SECONDS,
+        PIPE_ACTIVE_SECONDS,
+        ENGINE_ACTIVE_SECONDS,
+        DRAM_ACTIVE_SECONDS,
+        PCIE_HOST_TO_GPU_BYTES,
+        PCIE_GPU_TO_HOST_BYTES,
+        NVLINK_RECEIVED_BYTES,
+        NVLINK_TRANSMITTED_BYTES,
+        C2C_HOST_TO_GPU_BYTES,
+        C2C_GPU_TO_HOST_BYTES,
+        DRAM_LIMIT,
+        PCIE_LIMIT,
+        NVLINK_LIMIT,
+        C2C_LIMIT,
+        BOTTLENECK_SECONDS,
+        BOTTLENECK_INTENSITY,
+        BOTTLENECK_INTENSITY_WINDOWS,
+        SM_ACTIVE,
+        SM_OCCUPANCY,
+        DRAM_UTILIZATION,
+        SM_UTILIZATION_SEED,
+        DRAM_UTILIZATION_SEED,
+        L2_MISS_SEED,
+        LAUNCH_LATENCY_SEED,
+    ),
+    "Device readings": (
+        GPU_INFO,
+        DRIVER_INFO,
+        NVML_UTILIZATION,
+        NVML_BUSY_SECONDS,
+        MEMORY_CONTROLLER_BUSY,
+        MEMORY_TOTAL,
+        MEMORY_USED,
+        MEMORY_RESERVED,
+        MEMORY_FREE,
+        POWER,
+        POWER_LIMIT,
+        ENERGY,
+        TEMPERATURE,
+        TEMPERATURE_SLOWDOWN,
+        CLOCK,
+        CLOCK_LIMIT,
+        CLOCK_EVENT_SECONDS,
+        PCIE_GENERATION,
+        PCIE_WIDTH,
+        PCIE_REPLAYS,
+        NVLINK_LINKS,
+        ECC_ERRORS,
+        ROW_REMAP_PENDING,
+        ROW_REMAP_FAILED,
+        RECOVERY_ACTION,
+    ),
+    "The exporter about itself": (
+        UP,
+        DOWN_INFO,
+        REPLAY,
+        SOURCE_STATE,
+        SOURCE_STATE_INFO,
+        WINDOW_SECONDS,
+        WINDOWS,
+        LAST_WINDOW,
+        REJECTED_READINGS,
+        DRIVER_ERRORS,
+        COLLECTOR_SUCCESS,
+        COLLECTOR_DURATION,
+        EXPOSED_SERIES,
+        BUILD_INFO,
+    ),
+}
+CATALOGUE: Final[tuple[Spec, ...]] = tuple(spec for section in SECTIONS.values() for spec in section)

@@ -1,0 +1,251 @@
+"""Frozen types that flow from sources to totals, already in base units.
+
+A source produces *events*; `samplers.fleet.Fleet` folds them into totals and `sources.record` writes them
+to a file. Playing that file back produces the same events, so nothing above the sources can tell a GPU
+from a recording. Ratios are 0-1, times integer nanoseconds on the sampler's monotonic clock.
+
+Absent is not zero: a quantity that was not measured has no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+SourceName = Literal["gpm", "nvml", "replay"]
+WindowSource = Literal["gpm"]
+State = Literal["active", "paused", "busy", "no_permission", "unsupported", "stale", "failed", "lost"]
+STATES: tuple[State, ...] = get_args(State)
+
+Link = Literal["pcie", "nvlink", "c2c"]
+
+RatioQuantity = Literal[
+    "sm_active",
+    "sm_occupancy",
+    "pipe_tensor",
+    "pipe_fp64",
+    "pipe_fp32",
+    "pipe_fp16",
+    "pipe_int",
+    "engine_decode",
+    "engine_encode",
+    "engine_ofa",
+    "engine_jpeg",
+    "dram_active",
+    "l2_active",
+]
+"""Mean share of the window, 0-1."""
+
+CountQuantity = Literal[
+    "pcie_host_to_gpu_bytes",
+    "pcie_gpu_to_host_bytes",
+    "nvlink_received_bytes",
+    "nvlink_transmitted_bytes",
+    "c2c_host_to_gpu_bytes",
+    "c2c_gpu_to_host_bytes",
+    "l2_sectors",
+    "l2_missed_sectors",
+]
+"""Amount moved within the window, an integer."""
+
+Quantity = RatioQuantity | CountQuantity
+COUNT_QUANTITIES: frozenset[str] = frozenset(get_args(CountQuantity))
+QUANTITIES: tuple[Quantity, ...] = (*get_args(RatioQuantity), *get_args(CountQuantity))
+
+L2_SECTOR_BYTES = 32
+"""Size of one L2 sector on every chip since Maxwell (CUDA programming guide, device memory accesses)."""
+
+Reading = Literal[
+    "nvml_utilization_ratio",
+    "memory_controller_busy_ratio",
+    "memory_total_bytes",
+    "memory_used_bytes",
+    "memory_reserved_bytes",
+    "memory_free_bytes",
+    "power_gpu_watts",
+    "power_module_watts",
+    "power_limit_watts",
+    "energy_joules",
+    "temperature_gpu_celsius",
+    "temperature_memory_celsius",
+    "temperature_slowdown_celsius",
+    "clock_sm_hertz",
+    "clock_memory_hertz",
+    "clock_video_hertz",
+    "clock_limit_sm_hertz",
+    "clock_limit_memory_hertz",
+    "clock_limit_video_hertz",
+    "clock_event_gpu_idle",
+    "clock_event_applications_clocks_setting",
+    "clock_event_sw_power_cap",
+    "clock_event_hw_slowdown",
+    "clock_event_sync_boost",
+    "clock_event_sw_thermal_slowdown",
+    "clock_event_hw_thermal_slowdown",
+    "clock_event_hw_power_brake_slowdown",
+    "clock_event_display_clock_setting",
+    "pcie_link_generation_current",
+    "pcie_link_generation_max",
+    "pcie_link_width_current",
+    "pcie_link_width_max",
+    "pcie_replays",
+    "nvlink_links_present",
+    "nvlink_links_active",
+    "ecc_corrected_volatile",
+    "ecc_corrected_aggregate",
+    "ecc_uncorrected_volatile",
+    "ecc_uncorrected_aggregate",
+    "row_remap_pending",
+    "row_remap_failed",
+    "recovery_action",
+    "dram_limit_bytes_per_second",
+    "pcie_limit_bytes_per_second",
+    "nvlink_limit_bytes_per_second",
+    "c2c_limit_bytes_per_second",
+]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+
+CUMULATIVE_READINGS: frozenset[Reading] = frozenset(
+    {
+        "energy_joules",
+        "pcie_replays",
+        "ecc_corrected_volatile",
+        "ecc_corrected_aggregate",
+        "ecc_uncorrected_volatile",
+        "ecc_uncorrected_aggregate",
+    }
+)
+"""Readings that the driver itself accumulates; a looping replay must keep them from going back."""
+
+CLOCK_EVENT_PREFIX = "clock_event_"
+SLOWDOWN_READINGS: tuple[Reading, ...] = (
+    "clock_event_hw_slowdown",
+    "clock_event_sw_thermal_slowdown",
+    "clock_event_hw_thermal_slowdown",
+    "clock_event_hw_power_brake_slowdown",
+)
+"""Reasons that mean the hardware was held back; a plain software power cap is normal operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One row of the inventory: a GPU, or one MIG instance (then `parent_uuid` is set).
+
+    `index` is NVML's current index, of the parent for a MIG instance. `links` are the links the row has:
+    a link it lacks counts as idle, one that it has but nobody measures makes a window's class unknown.
+    `peak_share` is the part of the parent's bandwidth that belongs to a MIG instance, 1.0 otherwise.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    architecture: str = ""
+    compute_capability: str = ""
+    pci_bus_id: str = ""
+    serial: str = ""
+    vbios: str = ""
+    mig_mode: str = ""
+    gpu_instance: str = ""
+    profile: str = ""
+    parent_uuid: str = ""
+    links: tuple[Link, ...] = ()
+    peak_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Versions of the driver stack, "" where unknown."""
+
+    driver_version: str = ""
+    cuda_version: str = ""
+    nvml_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All GPUs that the driver shows now; replaces the inventory before it."""
+
+    time_ns: int
+    gpus: tuple[Gpu, ...]
+    driver: Driver
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Means of one sampling window that ended at `end_ns`. `late`: longer than 1.5 intervals."""
+
+    uuid: str
+    source: WindowSource
+    end_ns: int
+    duration_ns: int
+    values: Mapping[Quantity, float]
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsMissed:
+    """Windows that were due and cannot be counted: the time they cover is not observed."""
+
+    time_ns: int
+    uuid: str
+    source: WindowSource
+    result: Literal["lost", "rejected"]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRejected:
+    """The driver answered with a value that cannot be true."""
+
+    time_ns: int
+    uuid: str
+    reading: str
+    reason: Literal["nan", "negative", "above_range", "sentinel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Everything known of a GPU's slow readings at `time_ns`; a missing key is not measured now."""
+
+    uuid: str
+    time_ns: int
+    values: Mapping[Reading, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A source changed state for one GPU, or for the host where `uuid` is ""."""
+
+    time_ns: int
+    source: SourceName
+    uuid: str
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalInForce:
+    """The window length at which a source really samples a GPU."""
+
+    time_ns: int
+    uuid: str
+    source: WindowSource
+    interval_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriverError:
+    """One failed driver call, by NVML's name of the code, for the counter of errors."""
+
+    time_ns: int
+    code: str
+
+
+Event = Inventory | Window | WindowsMissed | ReadingRejected | Readings | StateChange | IntervalInForce | DriverError
+
+
+class Sink(Protocol):
+    """Takes events from any thread, quickly and without raising."""
+
+    def put(self, event: Event) -> None: ...

@@ -1,0 +1,104 @@
+"""The landing page: devices, sources and their states as plain HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from gpu_hpc_exporter import __version__
+from gpu_hpc_exporter.diagnosis.intensity import Unit
+from gpu_hpc_exporter.metrics import clean_label
+from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
+from gpu_hpc_exporter.samplers.totals import GpuSnapshot
+
+_STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
+body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; min-width: 100% }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #8884; white-space: nowrap }
+td.number { font-variant-numeric: tabular-nums }
+.banner { padding: .6rem 1rem; border-left: 4px solid #d80; background: #d801 }
+.down { border-color: #c22; background: #c221 }
+"""
+
+_UNITS: dict[Unit, str] = {"sm": "SM", "l2": "L2", "dram": "DRAM", "pcie": "PCIe", "nvlink": "NVLink"}
+
+
+def render_page(snapshot: FleetSnapshot) -> str:
+    """The whole page. All text from outside is bounded and escaped."""
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<title>gpu-hpc-exporter</title><style>{_STYLE}</style></head><body>"
+        f"<h1>gpu-hpc-exporter {escape(__version__)}</h1>{_banner(snapshot)}"
+        "<p><a href='metrics'>metrics</a> · <a href='-/healthy'>healthy</a> · <a href='-/ready'>ready</a></p>"
+        f"<h2>GPUs</h2>{_gpus(snapshot)}<h2>Sources</h2>{_sources(snapshot)}</body></html>"
+    )
+
+
+def _banner(snapshot: FleetSnapshot) -> str:
+    if not snapshot.is_up:
+        return f"<p class='banner down'>No GPU can be read: {_text(snapshot.down_reason)}</p>"
+    replay = snapshot.host_state("replay")
+    if replay is not None:
+        return f"<p class=banner>Playing the recording {_text(replay.reason)}: not this machine's GPUs.</p>"
+    return ""
+
+
+def _gpus(snapshot: FleetSnapshot) -> str:
+    if not snapshot.gpus:
+        return "<p>The driver shows no GPU.</p>"
+    head = (
+        "GPU",
+        "Model",
+        "UUID",
+        "Mostly",
+        "nvidia-smi",
+        "SM active",
+        *(f"{name} intensity" for name in _UNITS.values()),
+    )
+    return _table(head, (_gpu_row(snapshot, totals) for totals in snapshot.gpus))
+
+
+def _gpu_row(snapshot: FleetSnapshot, totals: GpuSnapshot) -> list[str]:
+    gpu = totals.gpu
+    model = f"{gpu.name} {gpu.profile}".strip()
+    return [
+        snapshot.label(gpu.uuid),
+        model,
+        gpu.uuid,
+        _main_class(totals),
+        _percent(totals.readings.get("nvml_utilization_ratio")),
+        _percent(totals.gauges.get("sm_active")),
+        *(_percent(totals.intensities.get(unit)) for unit in _UNITS),
+    ]
+
+
+def _main_class(totals: GpuSnapshot) -> str:
+    """The class that took the most time since the start, with its share."""
+    if not totals.observed_ns:
+        return "not measured"
+    name, class_ns = max(totals.class_ns.items(), key=lambda item: item[1])
+    return f"{name} ({class_ns / totals.observed_ns:.0%} since start)"
+
+
+def _sources(snapshot: FleetSnapshot) -> str:
+    rows = (
+        [state.source, snapshot.label(state.uuid) or "host", state.state, state.reason] for state in snapshot.states
+    )
+    return _table(("Source", "GPU", "State", "Why"), rows)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td class=number>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=wide><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _text(untrusted: str) -> str:
+    return escape(clean_label(untrusted))

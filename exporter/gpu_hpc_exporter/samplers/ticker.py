@@ -1,0 +1,56 @@
+"""A thread with a steady beat that can be stopped at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_NS = 1_000_000_000
+
+
+class Ticker:
+    """Calls `tick` every `period_ns` in a daemon thread until it answers False, raises, or `stop`.
+
+    A tick that overruns is followed by the next whole beat: missed ones are not made up for.
+    """
+
+    def __init__(self, name: str, period_ns: int, tick: Callable[[], bool]) -> None:
+        self._period_ns = period_ns
+        self._tick = tick
+        self._stop = threading.Event()
+        # A daemon: a driver call that never returns must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first tick comes at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end after the tick in progress."""
+        self._stop.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end; whether it came."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def is_alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        due = time.monotonic_ns()
+        try:
+            while self._tick():
+                due += self._period_ns
+                now = time.monotonic_ns()
+                if due <= now:
+                    due += (now - due) // self._period_ns * self._period_ns + self._period_ns
+                if self._stop.wait((due - now) / _NS):
+                    return
+        except Exception:
+            log.exception("sampler %s ended by an unexpected error", self._thread.name)

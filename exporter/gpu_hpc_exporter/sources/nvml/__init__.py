@@ -1,0 +1,1 @@
+"""The NVIDIA Management Library through pynvml: inventory, GPM windows and slow readings."""

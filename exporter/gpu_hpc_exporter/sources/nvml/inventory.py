@@ -1,0 +1,154 @@
+"""Which GPUs and MIG instances there are, by UUID, and what they can do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pynvml
+
+from gpu_hpc_exporter.model import Gpu, Link
+from gpu_hpc_exporter.sources.nvml.library import FATAL, Handle, driver_errors, error_name
+from gpu_hpc_exporter.sources.nvml.readings import count_nvlinks, field_value
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MIG_SLICES: Final = 7
+"""GPU slices that a MIG-capable GPU is cut into (NVIDIA MIG user guide, A100 to B200)."""
+
+_ARCHITECTURES: Final[dict[int, str]] = {
+    code: name.removeprefix("NVML_DEVICE_ARCH_").lower()
+    for name, code in vars(pynvml).items()
+    if name.startswith("NVML_DEVICE_ARCH_") and isinstance(code, int) and not name.endswith("UNKNOWN")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One MIG instance: its own handle for readings, its GPU instance id for GPM."""
+
+    handle: Handle
+    gpu_instance_id: int
+    gpu: Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical GPU with its MIG instances; NVML gives both handles."""
+
+    handle: Handle
+    gpu: Gpu
+    instances: tuple[Instance, ...] = ()
+
+
+def list_devices() -> tuple[Device, ...]:
+    """Every GPU that answers; one that does not is logged and left out, the others stay.
+
+    Raises DriverCallError where not even the count can be read.
+    """
+    devices = []
+    with driver_errors():
+        count = pynvml.nvmlDeviceGetCount()
+    for index in range(count):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            devices.append(_describe(handle, index))
+        except pynvml.NVMLError as error:
+            log.warning("GPU %d does not answer (%s): it is left out, the others go on", index, error_name(error))
+    return tuple(devices)
+
+
+def _describe(handle: Handle, index: int) -> Device:
+    major_minor = _optional(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    gpu = Gpu(
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        index=index,
+        name=_text(lambda: pynvml.nvmlDeviceGetName(handle)),
+        architecture=_ARCHITECTURES.get(_optional(lambda: pynvml.nvmlDeviceGetArchitecture(handle)) or -1, ""),
+        compute_capability="{}.{}".format(*major_minor) if major_minor else "",
+        pci_bus_id=_text(lambda: pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
+        serial=_text(lambda: pynvml.nvmlDeviceGetSerial(handle)),
+        vbios=_text(lambda: pynvml.nvmlDeviceGetVbiosVersion(handle)),
+        mig_mode=_mig_mode(handle),
+        links=_links(handle),
+    )
+    instances = _list_instances(handle, gpu) if gpu.mig_mode == "enabled" else ()
+    return Device(handle, gpu, instances)
+
+
+def _mig_mode(handle: Handle) -> str:
+    modes = _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    if modes is None:
+        return ""
+    return "enabled" if modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE else "disabled"
+
+
+def _links(handle: Handle) -> tuple[Link, ...]:
+    """Links that exist and are up: one that is down moves nothing and must not count as unmeasured."""
+    links: list[Link] = []
+    if _optional(lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)):
+        links.append("pcie")
+    nvlinks = _optional(lambda: count_nvlinks(handle))
+    if nvlinks and nvlinks[1]:
+        links.append("nvlink")
+    if _optional(lambda: field_value(handle, pynvml.NVML_FI_DEV_C2C_LINK_COUNT)):
+        links.append("c2c")
+    return tuple(links)
+
+
+def _list_instances(parent: Handle, gpu: Gpu) -> tuple[Instance, ...]:
+    instances = []
+    for position in range(_optional(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0):
+        try:
+            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, position)
+        except pynvml.NVMLError as error:
+            if error.value in FATAL:
+                raise
+            continue  # an empty place
+        instances.append(_describe_instance(handle, gpu))
+    return tuple(instances)
+
+
+def _describe_instance(handle: Handle, parent: Gpu) -> Instance:
+    instance_id = int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
+    attributes = _optional(lambda: pynvml.nvmlDeviceGetAttributes(handle))
+    slices = int(attributes.gpuInstanceSliceCount) if attributes else 0
+    memory_gb = round(attributes.memorySizeMB / 1024) if attributes else 0
+    return Instance(
+        handle,
+        instance_id,
+        Gpu(
+            uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+            index=parent.index,
+            name=parent.name,
+            architecture=parent.architecture,
+            compute_capability=parent.compute_capability,
+            pci_bus_id=parent.pci_bus_id,
+            mig_mode="enabled",
+            gpu_instance=str(instance_id),
+            profile=f"{slices}g.{memory_gb}gb" if slices else "",
+            parent_uuid=parent.uuid,
+            peak_share=slices / MIG_SLICES if slices else 0.0,
+        ),
+    )
+
+
+def _optional(call: Callable[[], T]) -> T | None:
+    """The call's answer, or None where the GPU does not give it; fatal codes pass through."""
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        if error.value in FATAL:
+            raise
+        return None
+
+
+def _text(call: Callable[[], Any]) -> str:
+    answer = _optional(call)
+    if isinstance(answer, bytes):
+        return answer.decode("utf-8", "replace")
+    return "" if answer is None else str(answer)

@@ -1,0 +1,124 @@
+"""Opening and closing the library, its error codes by name, and what to do about the usual ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pynvml
+
+from gpu_hpc_exporter.model import Driver
+
+Handle = Any
+"""pynvml's device handle, an untyped ctypes pointer."""
+
+_ERROR_NAMES: Final[dict[int, str]] = {
+    code: name.removeprefix("NVML_ERROR_").lower()
+    for name, code in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_") and isinstance(code, int)
+}
+
+FATAL: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+    }
+)
+"""Codes after which no call on the device can succeed until the library is opened again."""
+
+UNSUPPORTED: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+"""Codes that will not change while the driver and the GPU's mode stay what they are."""
+
+_REMEDIES: Final[dict[str, str]] = {
+    "library_not_found": (
+        "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or in a container give it the driver's "
+        "libraries (NVIDIA container toolkit with capability `utility`, or the pod's runtimeClassName)"
+    ),
+    "driver_not_loaded": "the kernel module is not loaded: `modprobe nvidia`, or look into `dmesg` for why it failed",
+    "lib_rm_version_mismatch": (
+        "the driver library and the kernel module differ, as after an unattended upgrade: "
+        "reboot, or reload the kernel module"
+    ),
+    "no_permission": "the device nodes /dev/nvidia* cannot be opened: check their mode and the device cgroup",
+    "unknown": (
+        "the driver answers Unknown Error: in a container the device cgroup was probably rewritten "
+        "(systemd daemon-reload), so restart the container"
+    ),
+}
+
+
+class DriverCallError(Exception):
+    """A driver call failed. `name` is NVML's name of the code in lower case.
+
+    `fatal`: no call on this GPU can succeed until the library is opened again. `unsupported`: the answer
+    will not change while the driver and the GPU's mode stay what they are.
+    """
+
+    def __init__(self, error: pynvml.NVMLError) -> None:
+        self.name = error_name(error)
+        self.fatal = error.value in FATAL
+        self.unsupported = error.value in UNSUPPORTED
+        self.denied = error.value == pynvml.NVML_ERROR_NO_PERMISSION
+        super().__init__(self.name)
+
+
+@contextmanager
+def driver_errors() -> Iterator[None]:
+    """Lets `DriverCallError` out of a source instead of pynvml's exceptions."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise DriverCallError(error) from error
+
+
+class DriverUnavailableError(Exception):
+    """The library cannot be opened. `reason` is NVML's name of the code, the text says what to do."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(_REMEDIES.get(reason, f"NVML answers {reason}"))
+
+
+def error_name(error: pynvml.NVMLError) -> str:
+    """NVML's name of an error code in lower case, `code_<n>` for one this pynvml does not know."""
+    return _ERROR_NAMES.get(error.value, f"code_{error.value}")
+
+
+def open_library() -> None:
+    """Load and initialise NVML, or raise `DriverUnavailableError`."""
+    try:
+        pynvml.nvmlInitWithFlags(0)
+    except pynvml.NVMLError as error:
+        raise DriverUnavailableError(error_name(error)) from error
+    except (OSError, AttributeError) as error:
+        # A file of that name that is no NVML: truncated, another architecture, an empty stub.
+        raise DriverUnavailableError("library_not_found") from error
+
+
+def close_library() -> None:
+    """Release every handle of the library; never raises, since nothing can be done about it."""
+    try:
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return
+
+
+def driver_versions() -> Driver:
+    """Versions of driver, CUDA and NVML, each "" where the driver does not say."""
+    cuda = _text_or_empty(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    return Driver(
+        driver_version=_text_or_empty(pynvml.nvmlSystemGetDriverVersion),
+        # NVML encodes 13.0 as 13000: 1000 * major + 10 * minor.
+        cuda_version=f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else "",
+        nvml_version=_text_or_empty(pynvml.nvmlSystemGetNVMLVersion),
+    )
+
+
+def _text_or_empty(call: Callable[[], object]) -> str:
+    try:
+        return str(call())
+    except pynvml.NVMLError:
+        return ""

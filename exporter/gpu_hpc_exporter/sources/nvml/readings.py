@@ -1,0 +1,350 @@
+"""The slow readings of one GPU: a table of calls, each with its own period and its own failures.
+
+Costs were measured on an H200 with driver 580.159: most calls 2-10 us, the PCIe replay counter 180 us,
+maximum clocks 1.9 ms each, energy 3.8 ms. Costly ones are read rarely and constant ones once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pynvml
+
+from gpu_hpc_exporter.model import Reading
+from gpu_hpc_exporter.sources.nvml.library import FATAL, DriverCallError, Handle
+from gpu_hpc_exporter.sources.nvml.values import Problem, problem_of_reading
+
+log = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000_000
+SECOND: Final = _NS
+SELDOM: Final = 15 * _NS
+"""The usual scrape interval: a rate over five minutes sees 20 fresh values."""
+ONCE: Final = 3600 * _NS
+"""Constants of the board; asked again hourly, since a driver reload may change them."""
+REPROBE: Final = 3600 * _NS
+
+_MILLI: Final = 1000
+_MHZ: Final = 1_000_000
+
+PCIE_LANE_BYTES_PER_SECOND: Final[dict[int, float]] = {
+    # PCI Express Base Specification: transfer rate x line code, per lane and direction.
+    1: 2.5e9 * 8 / 10 / 8,
+    2: 5.0e9 * 8 / 10 / 8,
+    3: 8.0e9 * 128 / 130 / 8,
+    4: 16.0e9 * 128 / 130 / 8,
+    5: 32.0e9 * 128 / 130 / 8,
+    6: 64.0e9 * 242 / 256 / 8,  # FLIT mode: 242 of 256 bytes carry transactions
+}
+
+_CLOCK_EVENT_BITS: Final[tuple[tuple[int, Reading], ...]] = (
+    (0x001, "clock_event_gpu_idle"),
+    (0x002, "clock_event_applications_clocks_setting"),
+    (0x004, "clock_event_sw_power_cap"),
+    (0x008, "clock_event_hw_slowdown"),
+    (0x010, "clock_event_sync_boost"),
+    (0x020, "clock_event_sw_thermal_slowdown"),
+    (0x040, "clock_event_hw_thermal_slowdown"),
+    (0x080, "clock_event_hw_power_brake_slowdown"),
+    (0x100, "clock_event_display_clock_setting"),
+)
+"""nvmlClocksEventReason* of nvml.h."""
+
+Values = dict[Reading, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Readings that one driver call (or a few that belong together) delivers."""
+
+    name: str
+    period_ns: int
+    read: Callable[[Handle], Values]
+
+
+@dataclass(slots=True)
+class _Slot:
+    group: Group
+    due_ns: int = 0
+    values: Values | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the table: all values that hold now, and what went wrong on the way."""
+
+    values: Mapping[Reading, float]
+    problems: tuple[tuple[Reading, Problem], ...]
+    errors: tuple[str, ...]
+    answered: bool
+
+
+class ReadingTable:
+    """Reads the groups that are due; a failing group loses its own values only.
+
+    What a GPU does not support is asked again after an hour, not once a second.
+    """
+
+    def __init__(self, handle: Handle, label: str, groups: tuple[Group, ...]) -> None:
+        self._handle = handle
+        self._label = label
+        self._slots = [_Slot(group) for group in groups]
+
+    def read(self, now_ns: int) -> Pass:
+        """Values as of `now_ns`. Raises DriverCallError only for codes after which no call can succeed."""
+        problems: list[tuple[Reading, Problem]] = []
+        errors: list[str] = []
+        for slot in self._slots:
+            if now_ns >= slot.due_ns:
+                slot.due_ns = now_ns + slot.group.period_ns
+                try:
+                    slot.values = _checked(slot.group.read(self._handle), problems)
+                except pynvml.NVMLError as error:
+                    slot.values = None
+                    self._note(slot, error, now_ns, errors)
+        values: Values = {}
+        for slot in self._slots:
+            values.update(slot.values or {})
+        answered = any(slot.values is not None for slot in self._slots)
+        return Pass(values, tuple(problems), tuple(errors), answered)
+
+    def _note(self, slot: _Slot, error: pynvml.NVMLError, now_ns: int, errors: list[str]) -> None:
+        failure = DriverCallError(error)
+        if failure.fatal:
+            raise failure from error
+        if failure.unsupported:
+            slot.due_ns = now_ns + REPROBE
+            log.info("%s does not offer %s: its series are absent", self._label, slot.group.name)
+        else:
+            errors.append(failure.name)
+
+
+def _checked(values: Values, problems: list[tuple[Reading, Problem]]) -> Values:
+    good: Values = {}
+    for reading, value in values.items():
+        problem = problem_of_reading(reading, value)
+        if problem is None:
+            good[reading] = value
+        else:
+            problems.append((reading, problem))
+    return good
+
+
+def field_value(handle: Handle, field: int, scope: int = 0) -> float:
+    """One field value as a number; raises NVMLError with the field's own return code."""
+    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])
+    if answer.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(answer.nvmlReturn)
+    kinds = {
+        pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    }
+    kind = kinds.get(answer.valueType)
+    if kind is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return float(getattr(answer.value, kind))
+
+
+def count_nvlinks(handle: Handle) -> tuple[int, int]:
+    """NVLinks present and active; raises NOT_SUPPORTED on a GPU without any."""
+    present = active = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            state = pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except pynvml.NVMLError as error:
+            if error.value in FATAL or link == 0:
+                raise
+            break
+        present += 1
+        active += state == pynvml.NVML_FEATURE_ENABLED
+    return present, active
+
+
+def _utilization(handle: Handle) -> Values:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return {"nvml_utilization_ratio": rates.gpu / 100, "memory_controller_busy_ratio": rates.memory / 100}
+
+
+def _memory(handle: Handle) -> Values:
+    """Version 2 keeps the driver's reserve apart; version 1, on old drivers, counts it as used."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value in FATAL or error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    if not info.total:  # integrated GPUs answer SUCCESS with zeros: they have no memory of their own
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    values: Values = {
+        "memory_total_bytes": info.total,
+        "memory_used_bytes": info.used,
+        "memory_free_bytes": info.free,
+    }
+    if hasattr(info, "reserved"):
+        values["memory_reserved_bytes"] = info.reserved
+    return values
+
+
+def _power(handle: Handle) -> Values:
+    return {"power_gpu_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / _MILLI}
+
+
+def _module_power(handle: Handle) -> Values:
+    watts = field_value(handle, pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_POWER_SCOPE_MODULE) / _MILLI
+    return {"power_module_watts": watts}
+
+
+def _power_limit(handle: Handle) -> Values:
+    return {"power_limit_watts": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / _MILLI}
+
+
+def _energy(handle: Handle) -> Values:
+    return {"energy_joules": pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / _MILLI}
+
+
+def _gpu_temperature(handle: Handle) -> Values:
+    return {"temperature_gpu_celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)}
+
+
+def _memory_temperature(handle: Handle) -> Values:
+    return {"temperature_memory_celsius": field_value(handle, pynvml.NVML_FI_DEV_MEMORY_TEMP)}
+
+
+def _slowdown_temperature(handle: Handle) -> Values:
+    kind = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    return {"temperature_slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, kind)}
+
+
+def _clocks(handle: Handle) -> Values:
+    return {
+        "clock_sm_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * _MHZ,
+        "clock_memory_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM) * _MHZ,
+        "clock_video_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_VIDEO) * _MHZ,
+    }
+
+
+def _clock_limits(handle: Handle) -> Values:
+    return {
+        "clock_limit_sm_hertz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM) * _MHZ,
+        "clock_limit_memory_hertz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM) * _MHZ,
+        "clock_limit_video_hertz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_VIDEO) * _MHZ,
+    }
+
+
+def _clock_events(handle: Handle) -> Values:
+    mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return {reading: float(bool(mask & bit)) for bit, reading in _CLOCK_EVENT_BITS}
+
+
+def _pcie_link(handle: Handle) -> Values:
+    width = pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
+    maximum = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+    values: Values = {
+        "pcie_link_generation_current": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+        "pcie_link_generation_max": maximum,
+        "pcie_link_width_current": width,
+        "pcie_link_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+    }
+    # The maximum generation, since idle links clock down; the current width, since lanes that are lost stay lost.
+    lane = PCIE_LANE_BYTES_PER_SECOND.get(maximum)
+    if lane is not None and width:
+        values["pcie_limit_bytes_per_second"] = width * lane
+    return values
+
+
+def _pcie_replays(handle: Handle) -> Values:
+    return {"pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter(handle)}
+
+
+def _dram_limit(handle: Handle) -> Values:
+    """Bus width x maximum memory clock x 2, since the memory transfers on both edges of its clock."""
+    width = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
+    clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+    if not width or not clock:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return {"dram_limit_bytes_per_second": width / 8 * clock * _MHZ * 2}
+
+
+def _nvlink(handle: Handle) -> Values:
+    present, active = count_nvlinks(handle)
+    return {"nvlink_links_present": present, "nvlink_links_active": active}
+
+
+def _nvlink_limit(handle: Handle) -> Values:
+    """Links present x the common link speed, which the driver gives in MB/s per direction."""
+    present, _ = count_nvlinks(handle)
+    speed = field_value(handle, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON) * 1e6
+    return {"nvlink_limit_bytes_per_second": present * speed} if speed else {}
+
+
+def _c2c_limit(handle: Handle) -> Values:
+    links = field_value(handle, pynvml.NVML_FI_DEV_C2C_LINK_COUNT)
+    if not links:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return {"c2c_limit_bytes_per_second": links * field_value(handle, pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW) * 1e6}
+
+
+def _ecc_errors(handle: Handle) -> Values:
+    def total(severity: int, scope: int) -> int:
+        return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, severity, scope))
+
+    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    return {
+        "ecc_corrected_volatile": total(corrected, pynvml.NVML_VOLATILE_ECC),
+        "ecc_corrected_aggregate": total(corrected, pynvml.NVML_AGGREGATE_ECC),
+        "ecc_uncorrected_volatile": total(uncorrected, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected_aggregate": total(uncorrected, pynvml.NVML_AGGREGATE_ECC),
+    }
+
+
+def _row_remap(handle: Handle) -> Values:
+    _, _, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
+    return {"row_remap_pending": pending, "row_remap_failed": failed}
+
+
+def _recovery_action(handle: Handle) -> Values:
+    return {"recovery_action": field_value(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)}
+
+
+BOARD_GROUPS: Final = (
+    Group("utilization", SECOND, _utilization),
+    Group("memory", SECOND, _memory),
+    Group("power", SECOND, _power),
+    Group("module power", SECOND, _module_power),
+    Group("temperature", SECOND, _gpu_temperature),
+    Group("memory temperature", SECOND, _memory_temperature),
+    Group("clocks", SECOND, _clocks),
+    Group("clock event reasons", SECOND, _clock_events),
+    Group("PCIe link", SECOND, _pcie_link),
+    Group("energy", SELDOM, _energy),
+    Group("power limit", SELDOM, _power_limit),
+    Group("PCIe replays", SELDOM, _pcie_replays),
+    Group("NVLink state", SELDOM, _nvlink),
+    Group("ECC errors", SELDOM, _ecc_errors),
+    Group("row remapping", SELDOM, _row_remap),
+    Group("recovery action", SELDOM, _recovery_action),
+    Group("slowdown temperature", ONCE, _slowdown_temperature),
+    Group("clock limits", ONCE, _clock_limits),
+    Group("DRAM bandwidth limit", ONCE, _dram_limit),
+    Group("NVLink bandwidth limit", ONCE, _nvlink_limit),
+    Group("C2C bandwidth limit", ONCE, _c2c_limit),
+)
+"""Everything of a whole board."""
+
+
+def instance_groups(parent: Handle, peak_share: float) -> tuple[Group, ...]:
+    """What belongs to one MIG instance: its memory, and its share of the parent's DRAM bandwidth."""
+
+    def dram_limit(_: Any) -> Values:
+        whole = _dram_limit(parent)["dram_limit_bytes_per_second"]
+        if not peak_share:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return {"dram_limit_bytes_per_second": whole * peak_share}
+
+    return (Group("memory", SECOND, _memory), Group("DRAM bandwidth limit", ONCE, dram_limit))

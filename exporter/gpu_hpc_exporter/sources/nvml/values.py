@@ -1,0 +1,54 @@
+"""Which of the driver's numbers can be true: the one place that rejects sentinels and impossible values."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+from gpu_hpc_exporter.model import Reading
+
+Problem = Literal["nan", "negative", "above_range", "sentinel"]
+
+ROUNDING: Final = 1.005
+"""A ratio up to here is rounding and counts as 1; anything above is wrong and is rejected."""
+
+_SENTINELS: Final = frozenset({2**64 - 1, 2**32 - 1, 2**63 - 1, 2**31 - 1})
+"""NVML's and DCGM's marks for "not available", all of which have been seen exported as readings."""
+_DCGM_BLANKS: Final = ((0x7FFFFFF0, 0x7FFFFFFF), (0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFFF))
+
+_UPPER_BY_SUFFIX: Final[tuple[tuple[str, float], ...]] = (
+    ("_ratio", ROUNDING),
+    ("_celsius", 200.0),
+    ("_watts", 20_000.0),
+    ("_hertz", 20e9),
+    ("_bytes", float(2**50)),
+    ("_bytes_per_second", 1e15),
+)
+"""Far above any device that exists, far below any sentinel."""
+
+
+def problem_of_reading(reading: Reading, value: float) -> Problem | None:
+    """Why a slow reading cannot be true, or None. Temperatures alone may be below zero."""
+    lower = -100.0 if reading.endswith("_celsius") else 0.0
+    upper = next((limit for suffix, limit in _UPPER_BY_SUFFIX if reading.endswith(suffix)), math.inf)
+    return _problem(value, lower, upper)
+
+
+def problem_of_ratio(value: float) -> Problem | None:
+    """Why a ratio cannot be true, or None."""
+    return _problem(value, 0.0, ROUNDING)
+
+
+def problem_of_rate(value: float, upper: float) -> Problem | None:
+    """Why a rate of at most `upper` cannot be true, or None."""
+    return _problem(value, 0.0, upper)
+
+
+def _problem(value: float, lower: float, upper: float) -> Problem | None:
+    if math.isnan(value):
+        return "nan"
+    if value in _SENTINELS or any(low <= value <= high for low, high in _DCGM_BLANKS):
+        return "sentinel"
+    if value < lower:
+        return "negative"
+    return "above_range" if value > upper else None
