@@ -34,14 +34,9 @@ def problem_of_reading(reading: Reading, value: float) -> Problem | None:
     return _problem(value, lower, upper)
 
 
-def problem_of_ratio(value: float) -> Problem | None:
-    """Why a ratio cannot be true, or None."""
-    return _problem(value, 0.0, ROUNDING)
-
-
-def problem_of_rate(value: float, upper: float) -> Problem | None:
-    """Why a rate of at most `upper` cannot be true, or None."""
-    return _problem(value, 0.0, upper)
+def problem_of(value: float, upper: float) -> Problem:
+    """Why a value outside 0 to `upper` cannot be true."""
+    return _problem(value, 0.0, upper) or "above_range"
 
 
 def _problem(value: float, lower: float, upper: float) -> Problem | None:

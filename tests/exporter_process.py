@@ -1,0 +1,126 @@
+"""Runs the real exporter as a user would and reads what it serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Parsed samples of one exposition."""
+
+    values: Mapping[tuple[str, Labels], float]
+
+    def get(self, name: str, **labels: str) -> float | None:
+        """The one sample of `name` whose labels include `labels`, None without one."""
+        found = self.all(name, **labels)
+        assert len(found) <= 1, f"{name}{labels} is ambiguous: {found}"
+        return next(iter(found.values()), None)
+
+    def one(self, name: str, **labels: str) -> float:
+        value = self.get(name, **labels)
+        assert value is not None, f"no sample {name}{labels}"
+        return value
+
+    def all(self, name: str, **labels: str) -> dict[Labels, float]:
+        wanted = frozenset(labels.items())
+        return {have: value for (n, have), value in self.values.items() if n == name and wanted <= have}
+
+
+def parse(text: str) -> Samples:
+    """Parse a text exposition; two samples of one series are an error, as they are for Prometheus."""
+    values: dict[tuple[str, Labels], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in values, f"duplicate series {key}"
+            values[key] = sample.value
+    return Samples(values)
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A running exporter."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def fetch(self, path: str = "/metrics", **headers: str) -> tuple[int, Mapping[str, str], str]:
+        """Status, headers and text of one answer."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, headers=named)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, dict(answer.headers), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, dict(error.headers), error.read().decode()
+
+    def scrape(self) -> Samples:
+        return parse(self.fetch()[2])
+
+    def wait_for(self, condition: Callable[[Samples], bool], timeout: float = 20.0) -> Samples:
+        """Scrape until `condition` holds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            samples = self.scrape()
+            if condition(samples):
+                return samples
+            assert time.monotonic() < deadline, f"condition not met in {timeout} s; log:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def run_exporter(directory: Path, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[Exporter]:
+    """Start the exporter on a free port, wait until it answers, and kill it in the end."""
+    port = free_port()
+    log = directory / f"exporter-{port}.log"
+    command = [sys.executable, "-m", "gpu_hpc_exporter", f"--web.listen-address=127.0.0.1:{port}", *flags]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=stderr)
+    exporter = Exporter(process, f"http://127.0.0.1:{port}", log)
+    try:
+        _wait_until_it_answers(exporter)
+        yield exporter
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_it_answers(exporter: Exporter, timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            exporter.fetch("/-/healthy")
+            return
+        except (urllib.error.URLError, ConnectionError):
+            ended = exporter.process.poll()
+            assert ended is None, f"the exporter ended with {ended}; log:\n{exporter.log.read_text()}"
+            assert time.monotonic() < deadline, "the exporter does not answer"
+            time.sleep(0.02)
