@@ -19,7 +19,8 @@ from exporter_process import Exporter, Samples, run_exporter
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 WORKLOAD = Path(__file__).parent / "workload.py"
-PHASE_SECONDS = 12.0
+PHASE_SECONDS = 20.0
+"""Longer than the gauge window, so that gauges late in a phase know nothing of the one before."""
 EDGE = 2.0
 """Seconds left out at each end of a phase."""
 
@@ -50,8 +51,9 @@ def phases(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> dict
     marks, counts = directory / "marks", directory / "counts"
     marks.touch()
     found: dict[str, tuple[Samples, Samples, float]] = {}
-    command = [sys.executable, WORKLOAD, "--seconds", str(PHASE_SECONDS), "--marks", marks, "--counts", counts]
-    workload = subprocess.Popen([*command, "--phases", "idle", "gemm", "copy", "h2d"])
+    command = [sys.executable, str(WORKLOAD), "--seconds", str(PHASE_SECONDS)]
+    command += ["--marks", str(marks), "--counts", str(counts), "--phases", "idle", "gemm", "copy", "h2d"]
+    workload = subprocess.Popen(command)
     seen = 0
     while workload.poll() is None:
         lines = marks.read_text().splitlines()
