@@ -20,6 +20,7 @@ G: Final = ("gpu", "uuid")
 _WINDOWED = "Mean over the gauge window (gauge_window_seconds, default 15); absent when windows stop."
 _SAMPLED = "NVML reading, taken once a second."
 _SELDOM = "NVML reading, taken every 15 seconds."
+_RARELY = "NVML reading, taken every 60 seconds since it costs the driver milliseconds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ POWER = Spec(
     "scope: gpu, module (Grace)",
 )
 POWER_LIMIT = Spec("gpu_hpc_power_limit_watts", "gauge", "Power limit in force. " + _SELDOM, G)
-ENERGY = Spec("gpu_hpc_energy_joules_total", "counter", "Energy used since the driver was loaded. " + _SELDOM, G)
+ENERGY = Spec("gpu_hpc_energy_joules_total", "counter", "Energy used since the driver was loaded. " + _RARELY, G)
 TEMPERATURE = Spec(
     "gpu_hpc_temperature_celsius", "gauge", "Temperature. " + _SAMPLED, (*G, "sensor"), "sensor: gpu, memory"
 )
@@ -309,13 +310,13 @@ CLOCK_EVENT_SECONDS = Spec(
 PCIE_GENERATION = Spec(
     "gpu_hpc_pcie_link_generation",
     "gauge",
-    "PCIe generation; an idle link runs below its maximum. " + _SAMPLED,
+    "PCIe generation; an idle link runs below its maximum. " + _SELDOM,
     (*G, "state"),
     "state: current, max",
 )
-PCIE_WIDTH = Spec("gpu_hpc_pcie_link_width", "gauge", "PCIe lanes. " + _SAMPLED, (*G, "state"), "state: current, max")
+PCIE_WIDTH = Spec("gpu_hpc_pcie_link_width", "gauge", "PCIe lanes. " + _SELDOM, (*G, "state"), "state: current, max")
 PCIE_REPLAYS = Spec(
-    "gpu_hpc_pcie_replays_total", "counter", "PCIe packets sent again since the driver was loaded. " + _SELDOM, G
+    "gpu_hpc_pcie_replays_total", "counter", "PCIe packets sent again since the driver was loaded. " + _RARELY, G
 )
 NVLINK_LINKS = Spec(
     "gpu_hpc_nvlink_links", "gauge", "NVLinks of the GPU. " + _SELDOM, (*G, "state"), "state: present, active"

@@ -40,7 +40,7 @@ from gpu_hpc_exporter.sources.nvml.readings import BOARD_GROUPS, Group, ReadingT
 log = logging.getLogger(__name__)
 
 _NS: Final = 1_000_000_000
-READINGS_PERIOD_NS: Final = _NS
+PUBLISH_PERIOD_NS: Final = _NS
 _SUPERVISE_S: Final = 1.0
 _MAX_BACKOFF_S: Final = 60.0
 _GPM_REPROBE_NS: Final = 3600 * _NS
@@ -144,7 +144,7 @@ class _DeviceOwner:
         self._device = device
         self._sink = sink
         self._interval_ns = interval_ns
-        self._readings_due_ns = 0
+        self._publish_due_ns = 0
         self._rows = [self._row(device.gpu, device.handle, BOARD_GROUPS)]
         for instance in device.instances:
             groups = instance_groups(device.handle, instance.gpu.peak_share)
@@ -159,12 +159,15 @@ class _DeviceOwner:
     def _tick(self) -> bool:
         now_ns = time.monotonic_ns()
         try:
-            if now_ns >= self._readings_due_ns:
-                self._readings_due_ns = now_ns + READINGS_PERIOD_NS
+            for row in self._rows:
+                self._take(row, now_ns)
+            if now_ns >= self._publish_due_ns:
                 for row in self._rows:
                     self._read(row, now_ns)
-            for row in self._rows:
-                self._sample(row, now_ns)
+                    self._publish(row, now_ns)
+                # The first window is published at once, later ones once a second.
+                first = self._publish_due_ns == 0
+                self._publish_due_ns = now_ns + (self._interval_ns if first else PUBLISH_PERIOD_NS)
         except DriverCallError as error:
             self._lose(error)
             return False
@@ -192,7 +195,7 @@ class _DeviceOwner:
         else:
             self._set_state(row, "nvml", "failed", result.errors[0] if result.errors else "not_supported")
 
-    def _sample(self, row: _Row, now_ns: int) -> None:
+    def _take(self, row: _Row, now_ns: int) -> None:
         if now_ns < row.gpm_due_ns:
             return
         row.gpm_due_ns = 0
@@ -202,13 +205,22 @@ class _DeviceOwner:
                 row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
                 return
         try:
-            outcomes = row.gpm.sample()
+            if row.gpm.take():
+                self._publish(row, now_ns)
+        except DriverCallError as error:
+            self._gpm_failed(row, error, now_ns)
+
+    def _publish(self, row: _Row, now_ns: int) -> None:
+        """Work off the samples taken since the last time."""
+        if row.gpm is None or now_ns < row.gpm_due_ns:
+            return
+        try:
+            for outcome in row.gpm.windows():
+                self._sink.put(outcome)
         except DriverCallError as error:
             self._gpm_failed(row, error, now_ns)
             return
         row.gpm_failures = 0
-        for outcome in outcomes:
-            self._sink.put(outcome)
         self._set_state(row, "gpm", "active", "")
 
     def _open_gpm(self, row: _Row) -> GpmStream | None:
@@ -230,7 +242,7 @@ class _DeviceOwner:
         return stream
 
     def _gpm_failed(self, row: _Row, error: DriverCallError, now_ns: int) -> None:
-        """A failed sample breaks the chain of windows; the next tries come ever more seldom, up to hourly."""
+        """A window that fails is lost; the next tries come ever more seldom, up to hourly."""
         if error.fatal:
             raise error
         self._sink.put(DriverError(now_ns, error.name))
