@@ -12,8 +12,10 @@ Generated from `exporter/gpu_hpc_exporter/metrics.py` by `python -m gpu_hpc_expo
 it current. Names are a contract. Ratios are 0-1, units are base units, and a value that was not measured is
 absent, never 0: `gpu_hpc_source_state` says why.
 
-Ratios over any range: divide two counters, for example
-`rate(gpu_hpc_sm_active_seconds_total[5m]) / on(instance,gpu,uuid) group_left() (rate(gpu_hpc_observed_seconds_total[5m]) > 0)`.
+Ratios over any range: divide two counters, so that a pause is not a 0, for example
+
+    rate(gpu_hpc_sm_active_seconds_total[5m])
+      / on(instance,gpu,uuid) group_left() (rate(gpu_hpc_observed_seconds_total[5m]) > 0)
 """
 
 
