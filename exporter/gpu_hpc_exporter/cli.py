@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -66,6 +67,9 @@ async def run(flags: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    # What is loaded by now stays: leave it out of every later garbage collection.
+    gc.collect()
+    gc.freeze()
     sampler.start()
     try:
         await serve(build_app(snapshot), addresses, stop)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _NS: Final = 1_000_000_000
 PUBLISH_PERIOD_NS: Final = _NS
-_SUPERVISE_S: Final = 1.0
+_FIRST_BACKOFF_S: Final = 1.0
 _MAX_BACKOFF_S: Final = 60.0
 _GPM_REPROBE_NS: Final = 3600 * _NS
 _JOIN_S: Final = 1.0
@@ -60,6 +61,7 @@ class NvmlSampler:
                 FLOOR_NS // 1_000_000,
             )
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
     def start(self) -> None:
@@ -69,15 +71,16 @@ class NvmlSampler:
     def stop(self) -> None:
         """End sampling; returns after at most a few seconds, also with a call stuck in the driver."""
         self._stop.set()
+        self._wake.set()
         self._thread.join(2 * _JOIN_S)
 
     def _run(self) -> None:
-        backoff = _SUPERVISE_S
+        backoff = _FIRST_BACKOFF_S
         last_reason = ""
         while not self._stop.is_set():
             try:
                 open_library()
-                last_reason, backoff = "", _SUPERVISE_S
+                last_reason, backoff = "", _FIRST_BACKOFF_S
                 self._sample_until_lost()
             except DriverUnavailableError as error:
                 if error.reason != last_reason:
@@ -99,11 +102,13 @@ class NvmlSampler:
         self._host_state("active", "")
         if not devices:
             log.warning("the driver is up and shows no GPU")
-        owners = [_DeviceOwner(device, self._sink, self._interval_ns) for device in devices]
+        owners = [_DeviceOwner(device, self._sink, self._interval_ns, self._wake.set) for device in devices]
         for owner in owners:
             owner.ticker.start()
-        while not self._stop.wait(_SUPERVISE_S):
-            if owners and not any(owner.ticker.is_alive() for owner in owners):
+        while not self._stop.is_set():
+            self._wake.wait()  # a stop, or an owner that has lost its GPU
+            self._wake.clear()
+            if owners and all(owner.ticker.ended for owner in owners):
                 break
         for owner in owners:
             owner.ticker.stop()
@@ -111,6 +116,8 @@ class NvmlSampler:
         # Closing the library under a call in progress is undefined: leave it open rather than crash.
         ended = [owner.ticker.join(max(0.0, deadline - time.monotonic())) for owner in owners]
         if all(ended):
+            for owner in owners:
+                owner.close()
             close_library()
 
     def _host_state(self, state: State, reason: str) -> None:
@@ -140,7 +147,7 @@ class _Row:
 class _DeviceOwner:
     """Owns one physical GPU and its MIG instances: every driver call for them happens in its thread."""
 
-    def __init__(self, device: Device, sink: Sink, interval_ns: int) -> None:
+    def __init__(self, device: Device, sink: Sink, interval_ns: int, on_end: Callable[[], None]) -> None:
         self._device = device
         self._sink = sink
         self._interval_ns = interval_ns
@@ -149,7 +156,13 @@ class _DeviceOwner:
         for instance in device.instances:
             groups = instance_groups(device.handle, instance.gpu.peak_share)
             self._rows.append(self._row(instance.gpu, instance.handle, groups))
-        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick)
+        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick, on_end)
+
+    def close(self) -> None:
+        """Free what the driver holds for this GPU, after the thread has ended."""
+        for row in self._rows:
+            if row.gpm is not None:
+                row.gpm.close()
 
     @staticmethod
     def _row(gpu: Gpu, handle: Handle, groups: tuple[Group, ...]) -> _Row:
@@ -180,7 +193,6 @@ class _DeviceOwner:
         for row in self._rows:
             self._set_state(row, "nvml", "lost", name)
             if row.gpm is not None:
-                row.gpm.close()
                 self._set_state(row, "gpm", "lost", name)
 
     def _read(self, row: _Row, now_ns: int) -> None:

@@ -15,12 +15,16 @@ _NS = 1_000_000_000
 class Ticker:
     """Calls `tick` every `period_ns` in a daemon thread until it answers False, raises, or `stop`.
 
-    A tick that overruns is followed by the next whole beat: missed ones are not made up for.
+    A tick that overruns is followed by the next whole beat: missed ones are not made up for. `on_end` is
+    called in the thread as its last act.
     """
 
-    def __init__(self, name: str, period_ns: int, tick: Callable[[], bool]) -> None:
+    def __init__(self, name: str, period_ns: int, tick: Callable[[], bool], on_end: Callable[[], None]) -> None:
         self._period_ns = period_ns
         self._tick = tick
+        self._on_end = on_end
+        self.ended = False
+        """Whether there will be no more ticks."""
         self._stopping = False
         # A daemon: a driver call that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -38,10 +42,6 @@ class Ticker:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def is_alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         due = time.monotonic_ns()
         try:
@@ -58,3 +58,6 @@ class Ticker:
                     now = time.monotonic_ns()
         except Exception:
             log.exception("sampler %s ended by an unexpected error", self._thread.name)
+        finally:
+            self.ended = True
+            self._on_end()

@@ -120,11 +120,13 @@ class GpmStream:
         Raises DriverCallError where the driver fails: the window then lasts until the next sample.
         """
         sample = self._free[-1]
-        with driver_errors():
+        try:
             if self._instance is None:
                 pynvml.nvmlGpmSampleGet(self._handle, sample)
             else:
                 pynvml.nvmlGpmMigSampleGet(self._handle, self._instance, sample)
+        except pynvml.NVMLError as error:
+            raise DriverCallError(error) from error
         self._taken.append((time.monotonic_ns(), self._free.pop()))
         return not self._free
 
