@@ -17,7 +17,8 @@ body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; min-width: 100% }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #8884; white-space: nowrap }
-td.number { font-variant-numeric: tabular-nums }
+td { font-variant-numeric: tabular-nums }
+small { opacity: .7 }
 .banner { padding: .6rem 1rem; border-left: 4px solid #d80; background: #d801 }
 .down { border-color: #c22; background: #c221 }
 """
@@ -50,25 +51,19 @@ def _gpus(snapshot: FleetSnapshot) -> str:
     if not snapshot.gpus:
         return "<p>The driver shows no GPU.</p>"
     head = (
-        "GPU",
-        "Model",
-        "UUID",
-        "Mostly",
-        "nvidia-smi",
-        "SM active",
-        *(f"{name} intensity" for name in _UNITS.values()),
+        "<tr><th rowspan=2>GPU<th rowspan=2>Model<th rowspan=2>Now, mostly<th rowspan=2>nvidia-smi"
+        "<th rowspan=2>SM active<th colspan=5>Intensity</tr><tr>"
+        f"{''.join(f'<th>{name}' for name in _UNITS.values())}</tr>"
     )
     return _table(head, (_gpu_row(snapshot, totals) for totals in snapshot.gpus))
 
 
 def _gpu_row(snapshot: FleetSnapshot, totals: GpuSnapshot) -> list[str]:
     gpu = totals.gpu
-    model = f"{gpu.name} {gpu.profile}".strip()
     return [
-        snapshot.label(gpu.uuid),
-        model,
-        gpu.uuid,
-        _main_class(totals),
+        _text(snapshot.label(gpu.uuid)),
+        f"{_text(f'{gpu.name} {gpu.profile}'.strip())}<br><small>{_text(gpu.uuid)}</small>",
+        _text(_main_class(totals)),
         _percent(totals.readings.get("nvml_utilization_ratio")),
         _percent(totals.gauges.get("sm_active")),
         *(_percent(totals.intensities.get(unit)) for unit in _UNITS),
@@ -76,28 +71,28 @@ def _gpu_row(snapshot: FleetSnapshot, totals: GpuSnapshot) -> list[str]:
 
 
 def _main_class(totals: GpuSnapshot) -> str:
-    """The class that took the most time since the start, with its share."""
-    if not totals.observed_ns:
+    """The class that took the most time of the gauge window, with its share."""
+    recent_ns = sum(totals.recent_class_ns.values())
+    if not recent_ns:
         return "not measured"
-    name, class_ns = max(totals.class_ns.items(), key=lambda item: item[1])
-    return f"{name} ({class_ns / totals.observed_ns:.0%} since start)"
+    name, class_ns = max(totals.recent_class_ns.items(), key=lambda item: item[1])
+    return f"{name} ({class_ns / recent_ns:.0%})"
 
 
 def _sources(snapshot: FleetSnapshot) -> str:
-    rows = (
-        [state.source, snapshot.label(state.uuid) or "host", state.state, state.reason] for state in snapshot.states
-    )
-    return _table(("Source", "GPU", "State", "Why"), rows)
+    head = "<tr><th>Source<th>GPU<th>State<th>Why</tr>"
+    cells = ([s.source, snapshot.label(s.uuid) or "host", s.state, s.reason] for s in snapshot.states)
+    return _table(head, ([_text(cell) for cell in row] for row in cells))
 
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td class=number>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=wide><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
+def _table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table from a ready header and rows of ready, escaped cells."""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=wide><table><thead>{head}</thead><tbody>{body}</tbody></table></div>"
 
 
 def _text(untrusted: str) -> str:

@@ -50,7 +50,8 @@ class GpuSnapshot:
     """What one GPU's totals were at one moment; times in integer nanoseconds.
 
     `quantities`: integral of each ratio over time in ns, or the amount of each count. `gauges` and
-    `intensities`: means over the gauge window, empty where windows stopped. `readings`: empty when stale.
+    `intensities`: means over the gauge window, `recent_class_ns`: its time by class; empty where windows
+    stopped. `readings`: empty when stale.
     """
 
     gpu: Gpu
@@ -58,6 +59,7 @@ class GpuSnapshot:
     observed_ns: int
     source_observed_ns: Mapping[WindowSource, int]
     class_ns: Mapping[BottleneckClass, int]
+    recent_class_ns: Mapping[BottleneckClass, int]
     histograms: Mapping[Unit, Histogram]
     gauges: Mapping[Quantity, float]
     sm_utilization: float | None
@@ -109,6 +111,13 @@ class _Sums:
         return means
 
 
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    time_ns: int
+    sums: _Sums
+    class_ns: Mapping[BottleneckClass, int]
+
+
 class GpuTotals:
     """Adds up the events of one GPU. Not thread-safe: the fleet serialises access."""
 
@@ -116,7 +125,7 @@ class GpuTotals:
         self.gpu = gpu
         self._gauge_window_ns = gauge_window_ns
         self._sums = _Sums()
-        self._checkpoints: deque[tuple[int, _Sums]] = deque()
+        self._checkpoints: deque[_Checkpoint] = deque()
         self._observed_ns: dict[WindowSource, int] = {}
         self._class_ns: dict[BottleneckClass, int] = dict.fromkeys(CLASSES, 0)
         self._histograms: dict[Unit, _Histogram] = {}
@@ -176,13 +185,15 @@ class GpuTotals:
 
     def snapshot(self, now_ns: int) -> GpuSnapshot:
         """An immutable copy as of `now_ns`, with values that went stale left out."""
-        means = self._gauge_means(now_ns)
+        before = self._gauge_start(now_ns)
+        means = self._sums.means_since(before.sums) if before else {}
         return GpuSnapshot(
             gpu=self.gpu,
             quantities={q: self._sums.value[q] for q in QUANTITIES if q in self._sums.value},
             observed_ns=sum(self._class_ns.values()),
             source_observed_ns=self._observed_ns.copy(),
             class_ns=self._class_ns.copy(),
+            recent_class_ns={c: ns - before.class_ns[c] for c, ns in self._class_ns.items()} if before else {},
             histograms={u: Histogram(tuple(h.counts), h.sum_nano) for u, h in self._histograms.items()},
             gauges={q: means[q] for q in QUANTITIES if q not in COUNT_QUANTITIES and q in means},
             sm_utilization=means.get("sm"),
@@ -223,17 +234,16 @@ class GpuTotals:
 
     def _checkpoint(self, time_ns: int) -> None:
         """Remember the sums once a second: a gauge is the difference of two counters."""
-        if self._checkpoints and time_ns - self._checkpoints[-1][0] < _CHECKPOINT_NS:
+        if self._checkpoints and time_ns - self._checkpoints[-1].time_ns < _CHECKPOINT_NS:
             return
-        self._checkpoints.append((time_ns, self._sums.copy()))
+        self._checkpoints.append(_Checkpoint(time_ns, self._sums.copy(), self._class_ns.copy()))
         # One checkpoint at or before the start of the gauge window has to stay.
-        while len(self._checkpoints) > 1 and self._checkpoints[1][0] <= time_ns - self._gauge_window_ns:
+        while len(self._checkpoints) > 1 and self._checkpoints[1].time_ns <= time_ns - self._gauge_window_ns:
             self._checkpoints.popleft()
 
-    def _gauge_means(self, now_ns: int) -> dict[str, float]:
-        """Means of everything measured in the last gauge window (to a second), {} when windows stopped."""
+    def _gauge_start(self, now_ns: int) -> _Checkpoint | None:
+        """The sums as the gauge window began (to a second), None when windows stopped."""
         if all(self.is_stale(source, last, now_ns) for source, last in self._last_window_ns.items()):
-            return {}
+            return None
         start = now_ns - self._gauge_window_ns
-        inside = [sums for time_ns, sums in self._checkpoints if time_ns >= start]
-        return self._sums.means_since(inside[0] if inside else self._checkpoints[-1][1])
+        return next((c for c in self._checkpoints if c.time_ns >= start), self._checkpoints[-1])
