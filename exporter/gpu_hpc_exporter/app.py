@@ -1,79 +1,120 @@
-"""The HTTP server: /metrics, health, readiness and the landing page. Nothing here touches hardware."""
+"""The HTTP server: metrics, health, readiness, the landing page and control. Nothing here touches hardware."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from gpu_hpc_exporter.collectors import COLLECTORS
 from gpu_hpc_exporter.config import ConfigError
 from gpu_hpc_exporter.page import render_page
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.scrape import Exposition, Scrape
+from gpu_hpc_exporter.scrape import ExpositionSettings, Scrape, parse_deadline
 
 log = logging.getLogger(__name__)
 
-_MAX_BODY = 1024
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the server needs of the exporter. `reload` answers "" or why it failed."""
+
+    snapshot: Callable[[], FleetSnapshot]
+    settings: Callable[[], ExpositionSettings]
+    reload: Callable[[], Awaitable[str]]
 
 
-def build_app(snapshot: Callable[[], FleetSnapshot]) -> web.Application:
-    """The application over a function that gives the newest snapshot."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="render")
-    scrape = Scrape(Exposition(snapshot, COLLECTORS), executor)
+def build_app(backend: Backend, telemetry_path: str = "/metrics") -> web.Application:
+    """The application; every answer but control's comes from a snapshot."""
+    scrape = Scrape(backend.snapshot, COLLECTORS, backend.settings)
 
     async def metrics(request: web.Request) -> web.Response:
-        rendered = await scrape.render(request.headers.get("Accept", ""))
-        # Set as a header: aiohttp's content_type argument would reorder the parameters.
-        return web.Response(body=rendered.body, headers={"Content-Type": rendered.content_type})
+        headers = request.headers
+        rendered = await scrape.render(
+            headers.get("Accept", ""),
+            headers.get("Accept-Encoding", ""),
+            parse_deadline(headers.get("X-Prometheus-Scrape-Timeout-Seconds")),
+        )
+        # Set as headers: aiohttp's own arguments would reorder the content type's parameters.
+        answer = {"Content-Type": rendered.content_type, "Vary": "Accept, Accept-Encoding"}
+        if rendered.is_gzip:
+            answer["Content-Encoding"] = "gzip"
+        return web.Response(body=rendered.body, headers=answer)
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="healthy\n")
 
     async def ready(_: web.Request) -> web.Response:
-        reason = not_ready_reason(snapshot())
+        reason = not_ready_reason(backend.snapshot())
         return web.Response(text=f"not ready: {reason}\n" if reason else "ready\n", status=503 if reason else 200)
 
     async def page(_: web.Request) -> web.Response:
-        return web.Response(text=render_page(snapshot()), content_type="text/html")
+        return web.Response(text=render_page(backend.snapshot(), telemetry_path), content_type="text/html")
 
-    async def close_executor(_: web.Application) -> None:
-        executor.shutdown(wait=False, cancel_futures=True)
+    async def reload(request: web.Request) -> web.Response:
+        if not _is_loopback(request):
+            return web.Response(text="control is open to this machine only\n", status=403)
+        problem = await backend.reload()
+        return web.Response(text=f"{problem}\n" if problem else "reloaded\n", status=500 if problem else 200)
 
-    app = web.Application(client_max_size=_MAX_BODY)
-    app.router.add_get("/metrics", metrics)
+    async def close_scrape(_: web.Application) -> None:
+        scrape.close()
+
+    app = web.Application(middlewares=[_refuse_bodies])
+    app.router.add_get(telemetry_path, metrics)
     app.router.add_get("/-/healthy", healthy)
     app.router.add_get("/-/ready", ready)
+    app.router.add_post("/-/reload", reload)
     app.router.add_get("/", page)
-    app.on_cleanup.append(close_executor)
+    app.on_cleanup.append(close_scrape)
     return app
 
 
+@web.middleware
+async def _refuse_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """No request of ours has a body: one that brings one is refused before any of it is read."""
+    if request.body_exists:
+        refusal = web.Response(text="requests with a body are refused\n", status=413)
+        refusal.force_close()
+        return refusal
+    return await handler(request)
+
+
+def _is_loopback(request: web.Request) -> bool:
+    try:
+        address = ipaddress.ip_address(request.remote or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
 def not_ready_reason(snapshot: FleetSnapshot) -> str:
-    """Why the exporter has nothing true to say yet, "" when it has: every GPU needs its first readings."""
+    """Why the exporter has nothing true to say yet, "" when it has: every GPU has been asked once."""
     if not snapshot.is_up:
         return snapshot.down_reason
-    waiting = [totals.gpu.uuid for totals in snapshot.gpus if not totals.readings]
+    waiting = [totals.gpu.uuid for totals in snapshot.gpus if not snapshot.has_state("nvml", totals.gpu.uuid)]
     return f"no readings yet of {', '.join(waiting)}" if waiting else ""
 
 
 async def serve(app: web.Application, addresses: Sequence[tuple[str | None, int]], stop: asyncio.Event) -> None:
     """Serve `app` on every address until `stop` is set. Raises ConfigError for an address that is taken."""
     async with AsyncExitStack() as stack:
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         for host, port in addresses:
             try:
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
-                raise ConfigError(
-                    f"cannot listen on {host or ''}:{port}: {error.strerror}; see --web.listen-address"
-                ) from error
+                place = f"{host or ''}:{port}"
+                raise ConfigError(f"cannot listen on {place}: {error.strerror}; see --web.listen-address") from error
         for address in runner.addresses:
             log.info("listening on %s port %d", address[0], address[1])
         await stop.wait()

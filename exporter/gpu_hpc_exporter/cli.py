@@ -6,16 +6,17 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.app import build_app, serve
+from gpu_hpc_exporter.app import Backend, build_app, serve
 from gpu_hpc_exporter.config import (
+    DEFAULT_DRIVER_ROOT,
     DEFAULT_FILE,
     DEFAULT_PORT,
     DEFAULT_RECORDING,
@@ -24,25 +25,19 @@ from gpu_hpc_exporter.config import (
     load_config,
     parse_address,
     parse_duration,
+    parse_telemetry_path,
 )
+from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, Source
 from gpu_hpc_exporter.logs import configure_logging
-from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
-from gpu_hpc_exporter.samplers.replay import ReplayClock, ReplaySampler
+from gpu_hpc_exporter.samplers.watch import CallWatches
+from gpu_hpc_exporter.sources.kmsg import DEFAULT_PATH as KMSG
 from gpu_hpc_exporter.sources.record import Recorder, read_marks
 from gpu_hpc_exporter.sources.replay import Recording, RecordingError
 
 log = logging.getLogger(__name__)
 
-_NS = 1_000_000_000
 _MARKS_POLL_S = 0.5
-
-
-class Sampler(Protocol):
-    """Feeds a sink in the background."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,32 +54,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def run(flags: argparse.Namespace) -> int:
-    """Sample and serve until SIGTERM or SIGINT."""
-    config = _config(flags)
+    """Sample and serve until SIGTERM, SIGINT or, where configured, access to the GPUs has long been lost."""
     addresses = [parse_address(text) for text in flags.web_listen_address or [f":{DEFAULT_PORT}"]]
-    sampler, snapshot = _sampler(flags, config)
+    app_path = parse_telemetry_path(flags.web_telemetry_path)
+    exporter = Exporter(lambda: _config(flags), _source(flags))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, exporter.reload_soon)
     # What is loaded by now stays: leave it out of every later garbage collection.
     gc.collect()
     gc.freeze()
-    sampler.start()
+    exporter.start()
+    guard = asyncio.create_task(exporter.stop_when_lost(stop))
     try:
-        await serve(build_app(snapshot), addresses, stop)
+        backend = Backend(exporter.snapshot, exporter.settings, exporter.reload)
+        await serve(build_app(backend, app_path), addresses, stop)
     finally:
-        await asyncio.to_thread(sampler.stop)
+        guard.cancel()
+        ended = await asyncio.to_thread(exporter.stop)
     log.info("stopped")
-    return 0
+    if not ended:
+        # A thread that is stuck in the driver cannot be ended, and must not keep the process from ending.
+        logging.shutdown()
+        os._exit(exporter.exit_status)
+    return exporter.exit_status
 
 
 def record(flags: argparse.Namespace) -> int:
     """Record this machine's GPUs for a while."""
     config = _config(flags)
     duration = parse_duration(flags.duration)
+    if duration <= 0:
+        raise ConfigError(f"duration `{flags.duration}`: expected more than nothing")
+    if flags.file.is_dir() or not flags.file.parent.is_dir():
+        raise ConfigError(f"{flags.file}: expected a file in a folder that exists")
     with Recorder(flags.file) as recorder:
-        sampler = NvmlSampler(recorder, round(config.sampling_interval_ms * 1e6))
+        sampler = NvmlSampler(recorder, round(config.sampling_interval_ms * 1e6), flags.path_driver_root, CallWatches())
         sampler.start()
         try:
             _follow_marks(recorder, flags.marks, duration)
@@ -118,16 +125,11 @@ def _config(flags: argparse.Namespace) -> Config:
     return load_config(DEFAULT_FILE) if DEFAULT_FILE.exists() else Config()
 
 
-def _sampler(flags: argparse.Namespace, config: Config) -> tuple[Sampler, Callable[[], FleetSnapshot]]:
-    gauge_window_ns = round(config.gauge_window_seconds * _NS)
+def _source(flags: argparse.Namespace) -> Source:
     if flags.source == "replay":
-        recording = Recording.load(flags.replay_file)
         log.warning("playing the recording %s: these are not this machine's GPUs", flags.replay_file)
-        clock = ReplayClock(flags.replay_speed)
-        fleet = Fleet(clock, gauge_window_ns)
-        return ReplaySampler(fleet, recording, clock), fleet.snapshot
-    fleet = Fleet(time.monotonic_ns, gauge_window_ns)
-    return NvmlSampler(fleet, round(config.sampling_interval_ms * 1e6)), fleet.snapshot
+        return ReplaySource(Recording.load(flags.replay_file), flags.replay_speed)
+    return HardwareSource(flags.path_driver_root, flags.path_kmsg)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,6 +151,29 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="HOST:PORT",
         help=f"address to serve on, repeatable (default: :{DEFAULT_PORT})",
+    )
+    parser.add_argument(
+        "--web.telemetry-path",
+        dest="web_telemetry_path",
+        default="/metrics",
+        metavar="PATH",
+        help="where metrics are served (default: /metrics)",
+    )
+    parser.add_argument(
+        "--path.driver-root",
+        dest="path_driver_root",
+        type=Path,
+        default=DEFAULT_DRIVER_ROOT,
+        metavar="DIR",
+        help=f"where to look for the driver's library if the loader lacks it (default: {DEFAULT_DRIVER_ROOT})",
+    )
+    parser.add_argument(
+        "--path.kmsg",
+        dest="path_kmsg",
+        type=Path,
+        default=KMSG,
+        metavar="FILE",
+        help=f"kernel log to read Xids from (default: {KMSG})",
     )
     parser.add_argument(
         "--source",

@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 import yaml
 
 DEFAULT_FILE: Final = Path("/etc/gpu-hpc-exporter/config.yaml")
 DEFAULT_PORT: Final = 9836
+DEFAULT_DRIVER_ROOT: Final = Path("/run/nvidia/driver")
+"""Where NVIDIA's GPU operator mounts the driver container's root."""
 DEFAULT_RECORDING: Final = Path(__file__).parent / "recordings" / "nvidia-h200__580.159.04.jsonl.gz"
 """What `--source=replay` plays when no file is named: nine workloads recorded on an H200."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the text names place, mistake and remedy in one line."""
+
+
+class PmSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CUPTI PM sampling: when to use it, to whom it gives way, which library. Not in this version."""
+
+    mode: Literal["auto", "off", "required"] = "auto"
+    yield_to: tuple[str, ...] = ("ncu", "nsys", "nv-nsight-cu-cli", "nsys-ui")
+    library: str = ""
+
+
+class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kernel agent: where its files are, minutes until it resumes after a profiler. Not in this version."""
+
+    directory: str = "/run/gpu-hpc-exporter/agents"
+    resume_after_profiler: Literal["never"] | Positive = "never"
+    top_k: Positive = 12
+
+
+class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Job names from files that a prolog writes."""
+
+    map_directory: str = ""
+
+
+class Jobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose GPU it is. Not in this version."""
+
+    rules: tuple[dict[str, str], ...] = ()
+    kubernetes: dict[str, str | bool | list[str]] = {}
+    slurm: Slurm = Slurm()
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,18 +60,34 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sampling_interval_ms: length of the sampling windows; GPM's floor is 100.
     gauge_window_seconds: span over which gauges are means.
+    expected_gpus: GPUs that this node should have; by default the most ever seen.
+    exit_after_lost_minutes: end with status 3 once access to all GPUs has been lost for so long, so that an
+        orchestrator restarts the container; by default never.
+    series_limit: most samples in an exposition; families above it are left out and counted.
     """
 
     sampling_interval_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100
     gauge_window_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 15
+    expected_gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | None = None
+    exit_after_lost_minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    series_limit: Annotated[int, msgspec.Meta(ge=100)] = 20_000
+    pm_sampling: PmSampling = PmSampling()
+    agent: Agent = Agent()
+    jobs: Jobs = Jobs()
+
+    def without_effect(self) -> tuple[str, ...]:
+        """Sections that were set and that this version does not use."""
+        default = Config()
+        return tuple(key for key in ("pm_sampling", "agent", "jobs") if getattr(self, key) != getattr(default, key))
 
 
 def load_config(path: Path) -> Config:
     """Read and check a configuration file. Raises ConfigError."""
     try:
         text = path.read_text("utf-8")
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        # Scalars stay text, which msgspec converts as the types say: no YAML surprises such as dates or octals.
+        tree = yaml.compose(text, Loader=yaml.BaseLoader)
+        data = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  constructs only text, lists and mappings
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -44,31 +95,49 @@ def load_config(path: Path) -> Config:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}: line {line}: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    _refuse_duplicates(path, tree)
     try:
-        return msgspec.convert({} if data is None else data, Config)
+        return msgspec.convert(data or {}, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(path, tree, str(error))) from error
 
 
+def _refuse_duplicates(path: Path, node: yaml.Node | None) -> None:
+    """YAML forbids two equal keys and most parsers let the last one win."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for name, value in node.value:
+            if name.value in seen:
+                raise ConfigError(f"{path}: line {name.start_mark.line + 1}: key `{name.value}` stands here twice")
+            if isinstance(name, yaml.ScalarNode):
+                seen.add(name.value)
+            _refuse_duplicates(path, value)
+
+
 def _explain(path: Path, tree: yaml.Node | None, problem: str) -> str:
     """Msgspec's message with the line that it is about and, for an unknown key, the likely one meant."""
-    where, keys = re.search(r"at `\$\.?(.*?)`", problem), list[str]()
+    where, keys = re.search(r"at `\$\.?(.*?)`", problem, re.DOTALL), list[str]()
     if where:
-        keys = [key for key in where[1].split(".") if key]
-    unknown = re.search(r"unknown field `(.*?)`", problem)
+        keys = [key for key in re.split(r"\.|\[.*?\]", where[1]) if key]
+    unknown = re.search(r"unknown field `(.*?)`(?: - at|$)", problem, re.DOTALL)
     if unknown:
+        suggestion = _suggestion(keys, unknown[1])
         keys.append(unknown[1])
-        problem = f"unknown key `{unknown[1]}`{_suggestion(unknown[1])}"
+        problem = f"unknown key `{'.'.join(keys)}`{suggestion}"
     else:
         problem = f"{'.'.join(keys)}: {problem.split(' - at ')[0]}" if keys else problem
-    return f"{path}: line {_line_of(tree, keys)}: {problem}"
+    return f"{path}: line {_line_of(tree, keys)}: {' '.join(problem.split())}"
 
 
-def _suggestion(key: str) -> str:
-    near = difflib.get_close_matches(key, Config.__struct_fields__, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(Config.__struct_fields__)}"
+def _suggestion(section: list[str], key: str) -> str:
+    struct: Any = Config
+    for name in section:
+        struct = get_type_hints(struct)[name]
+    known = struct.__struct_fields__
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(known)}"
 
 
 def _line_of(node: yaml.Node | None, keys: list[str]) -> int:
@@ -79,21 +148,37 @@ def _line_of(node: yaml.Node | None, keys: list[str]) -> int:
         for name, value in node.value:
             if name.value == key:
                 line, node = name.start_mark.line + 1, value
+                break
     return line
 
 
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
+_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[A-Za-z0-9._-]*)):(?P<port>[0-9]{1,5})")
 
 
 def parse_address(text: str) -> tuple[str | None, int]:
     """`:9836`, `127.0.0.1:9836`, `localhost:9836` or `[::1]:9836` → (host or None for all, port)."""
     match = _ADDRESS.fullmatch(text)
-    if not match or int(match["port"]) > 65535:
+    if not match or int(match["port"]) > 65535 or (match["v6"] and not _is_ipv6(match["v6"])):
         raise ConfigError(f"listen address `{text}`: expected HOST:PORT, :PORT or [IPV6]:PORT")
     return match["v6"] or match["host"] or None, int(match["port"])
 
 
-_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_telemetry_path(text: str) -> str:
+    """A path such as `/metrics`. Raises ConfigError for anything that cannot be a path of ours."""
+    if not re.fullmatch(r"(/[\w.-]+)+", text) or text.startswith("/-"):
+        raise ConfigError(f"--web.telemetry-path `{text}`: expected a path like /metrics (not / and not below /-)")
+    return text
+
+
+_DURATION: Final = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6}(?:\.[0-9]{1,9})?)s?)?")
 
 
 def parse_duration(text: str) -> float:

@@ -38,7 +38,7 @@ class LogfmtFormatter(_LineFormatter):
     @staticmethod
     def _quoted(value: str) -> str:
         plain = value and value.isprintable() and not set(value) & set(' ="')
-        return value if plain else json.dumps(value, ensure_ascii=False)
+        return value if plain else json.dumps(value, ensure_ascii=not value.isprintable())
 
 
 class JsonFormatter(_LineFormatter):
@@ -46,7 +46,7 @@ class JsonFormatter(_LineFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        return json.dumps(self.fields(record), ensure_ascii=False)
+        return json.dumps(self.fields(record))
 
 
 def configure_logging(level: str, log_format: LogFormat) -> None:

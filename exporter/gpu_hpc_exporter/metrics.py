@@ -5,6 +5,7 @@ METRICS.md is generated from it (`python -m gpu_hpc_exporter.metrics_page`). Nam
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,11 +75,18 @@ class Family:
 
 
 def clean_label(text: str) -> str:
-    """Text fit for a label: valid UTF-8, no control bytes, at most 200 bytes cut at a character."""
+    """Text fit for a label: valid UTF-8, no control bytes, at most 200 bytes.
+
+    What is cut ends in 8 digits of the whole text's hash, so that two long texts stay two.
+    """
     if text.isascii() and text.isprintable() and len(text) <= MAX_LABEL_BYTES:
         return text
     printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return printable.encode("utf-8", "replace")[:MAX_LABEL_BYTES].decode("utf-8", "ignore")
+    encoded = printable.encode("utf-8", "replace")
+    if len(encoded) <= MAX_LABEL_BYTES:
+        return encoded.decode()
+    suffix = "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return encoded[: MAX_LABEL_BYTES - len(suffix)].decode("utf-8", "ignore") + suffix
 
 
 # Device windows
@@ -321,6 +329,13 @@ PCIE_REPLAYS = Spec(
 NVLINK_LINKS = Spec(
     "gpu_hpc_nvlink_links", "gauge", "NVLinks of the GPU. " + _SELDOM, (*G, "state"), "state: present, active"
 )
+NVLINK_ERRORS = Spec(
+    "gpu_hpc_nvlink_errors_total",
+    "counter",
+    "NVLink errors since the driver was loaded, all links together. " + _RARELY,
+    (*G, "error"),
+    "error: replay, recovery, crc_flit, crc_data",
+)
 ECC_ERRORS = Spec(
     "gpu_hpc_ecc_errors_total",
     "counter",
@@ -335,20 +350,44 @@ ROW_REMAP_FAILED = Spec("gpu_hpc_row_remap_failed", "gauge", "1 when a row remap
 RECOVERY_ACTION = Spec(
     "gpu_hpc_recovery_action",
     "gauge",
-    "What the driver asks for: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain P2P, 4 drain and reset. " + _SELDOM,
+    "What the driver asks for: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain P2P, 4 drain and reset, "
+    "5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. " + _SELDOM,
     G,
+)
+XID_ERRORS = Spec(
+    "gpu_hpc_xid_errors_total",
+    "counter",
+    "Xids since the exporter started, from NVML's events and the kernel log; one that both report counts once. "
+    "Without a readable kernel log, NVML may miss the worst (79, 119, 120). Zeros exist for the critical ones.",
+    (*G, "xid"),
+)
+XID_LAST_TIMESTAMP = Spec(
+    "gpu_hpc_xid_last_timestamp_seconds", "gauge", "Unix time of the newest Xid with this number.", (*G, "xid")
 )
 
 # The exporter about itself
 UP = Spec("gpu_hpc_up", "gauge", "1 while the driver, or the recording, can be read.")
 DOWN_INFO = Spec("gpu_hpc_down_info", "gauge", "1, with why gpu_hpc_up is 0.", ("reason",))
 REPLAY = Spec("gpu_hpc_replay", "gauge", "1 when a recording is played instead of reading this machine's GPUs.")
+GPUS = Spec(
+    "gpu_hpc_gpus",
+    "gauge",
+    "Physical GPUs: expected (configured, or the most that the driver has counted) and visible (readable now).",
+    ("state",),
+    "state: expected, visible",
+)
+GPU_LOST = Spec(
+    "gpu_hpc_gpu_lost",
+    "gauge",
+    "1 for a GPU that was there and cannot be reached any more: fallen off the bus, or no longer listed.",
+    (*G, "pci_bus_id"),
+)
 SOURCE_STATE = Spec(
     "gpu_hpc_source_state",
     "gauge",
     "1 for the state that this source is in, 0 for the others; gpu and uuid are empty for the host's.",
     (*G, "source", "state"),
-    "source: gpm, nvml, replay; state: active, paused, busy, no_permission, unsupported, stale, failed, lost",
+    "source: gpm, nvml, kmsg, replay; state: active, paused, busy, no_permission, unsupported, stale, failed, lost",
 )
 SOURCE_STATE_INFO = Spec(
     "gpu_hpc_source_state_info",
@@ -379,6 +418,26 @@ REJECTED_READINGS = Spec(
 DRIVER_ERRORS = Spec(
     "gpu_hpc_driver_errors_total", "counter", "Failed driver calls by NVML's name of the code.", ("code",)
 )
+DRIVER_CALL_HUNG = Spec(
+    "gpu_hpc_driver_call_hung_seconds",
+    "gauge",
+    "For how long this driver call has not returned; the GPU's other series are withdrawn meanwhile.",
+    (*G, "call"),
+)
+CONFIG_RELOAD_SUCCESS = Spec(
+    "gpu_hpc_config_reload_success", "gauge", "1 when the configuration in force is the newest one that was asked for."
+)
+CONFIG_RELOAD_TIMESTAMP = Spec(
+    "gpu_hpc_config_reload_timestamp_seconds", "gauge", "Unix time at which the configuration in force was loaded."
+)
+SERIES_LIMIT = Spec("gpu_hpc_series_limit", "gauge", "Most samples of an exposition, from the configuration.")
+DROPPED_SERIES = Spec(
+    "gpu_hpc_dropped_series_total",
+    "counter",
+    "Samples left out of expositions.",
+    ("reason",),
+    "reason: series_limit, duplicate",
+)
 COLLECTOR_SUCCESS = Spec(
     "gpu_hpc_scrape_collector_success",
     "gauge",
@@ -388,7 +447,7 @@ COLLECTOR_SUCCESS = Spec(
 COLLECTOR_DURATION = Spec(
     "gpu_hpc_scrape_collector_duration_seconds", "gauge", "How long this collector took in this scrape.", ("collector",)
 )
-EXPOSED_SERIES = Spec("gpu_hpc_exposed_series", "gauge", "Samples in this exposition before this one.")
+EXPOSED_SERIES = Spec("gpu_hpc_exposed_series", "gauge", "Samples in this exposition, this one included.")
 BUILD_INFO = Spec(
     "gpu_hpc_exporter_build_info", "gauge", "1, with the exporter's version.", ("version", "revision", "python")
 )
@@ -445,15 +504,20 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         PCIE_WIDTH,
         PCIE_REPLAYS,
         NVLINK_LINKS,
+        NVLINK_ERRORS,
         ECC_ERRORS,
         ROW_REMAP_PENDING,
         ROW_REMAP_FAILED,
         RECOVERY_ACTION,
+        XID_ERRORS,
+        XID_LAST_TIMESTAMP,
     ),
     "The exporter about itself": (
         UP,
         DOWN_INFO,
         REPLAY,
+        GPUS,
+        GPU_LOST,
         SOURCE_STATE,
         SOURCE_STATE_INFO,
         WINDOW_SECONDS,
@@ -461,6 +525,11 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         LAST_WINDOW,
         REJECTED_READINGS,
         DRIVER_ERRORS,
+        DRIVER_CALL_HUNG,
+        CONFIG_RELOAD_SUCCESS,
+        CONFIG_RELOAD_TIMESTAMP,
+        SERIES_LIMIT,
+        DROPPED_SERIES,
         COLLECTOR_SUCCESS,
         COLLECTOR_DURATION,
         EXPOSED_SERIES,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-SourceName = Literal["gpm", "nvml", "replay"]
+SourceName = Literal["gpm", "nvml", "kmsg", "replay"]
 WindowSource = Literal["gpm"]
 State = Literal["active", "paused", "busy", "no_permission", "unsupported", "stale", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
@@ -96,6 +96,10 @@ Reading = Literal[
     "ecc_corrected_aggregate",
     "ecc_uncorrected_volatile",
     "ecc_uncorrected_aggregate",
+    "nvlink_errors_replay",
+    "nvlink_errors_recovery",
+    "nvlink_errors_crc_flit",
+    "nvlink_errors_crc_data",
     "row_remap_pending",
     "row_remap_failed",
     "recovery_action",
@@ -114,6 +118,10 @@ CUMULATIVE_READINGS: frozenset[Reading] = frozenset(
         "ecc_corrected_aggregate",
         "ecc_uncorrected_volatile",
         "ecc_uncorrected_aggregate",
+        "nvlink_errors_replay",
+        "nvlink_errors_recovery",
+        "nvlink_errors_crc_flit",
+        "nvlink_errors_crc_data",
     }
 )
 """Readings that the driver itself accumulates; a looping replay must keep them from going back."""
@@ -164,11 +172,12 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All GPUs that the driver shows now; replaces the inventory before it."""
+    """All GPUs that answer now; replaces the inventory before it. The driver counts `counted` physical ones."""
 
     time_ns: int
     gpus: tuple[Gpu, ...]
     driver: Driver
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +193,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowsMissed:
-    """Windows that were due and cannot be counted: the time they cover is not observed."""
+class WindowsRejected:
+    """Windows up to `time_ns` whose values cannot be true: the time they cover is not observed.
+
+    Windows that never came need no event: the next one begins later than the last one ended.
+    """
 
     time_ns: int
     uuid: str
     source: WindowSource
-    result: Literal["lost", "rejected"]
     count: int
 
 
@@ -235,6 +246,29 @@ class IntervalInForce:
 
 
 @dataclass(frozen=True, slots=True)
+class XidError:
+    """The driver reported an Xid for the GPU with this UUID, or on this PCI device where `uuid` is "".
+
+    NVML's events and the kernel log both tell of it; `origin` keeps the two apart, so that one Xid that both
+    report is counted once.
+    """
+
+    time_ns: int
+    xid: int
+    origin: Literal["nvml", "kmsg"]
+    uuid: str = ""
+    pci_bus_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFellOff:
+    """The kernel log says that the GPU on this PCI device no longer answers."""
+
+    time_ns: int
+    pci_bus_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class DriverError:
     """One failed driver call, by NVML's name of the code, for the counter of errors."""
 
@@ -242,7 +276,18 @@ class DriverError:
     code: str
 
 
-Event = Inventory | Window | WindowsMissed | ReadingRejected | Readings | StateChange | IntervalInForce | DriverError
+Event = (
+    Inventory
+    | Window
+    | WindowsRejected
+    | ReadingRejected
+    | Readings
+    | StateChange
+    | IntervalInForce
+    | XidError
+    | GpuFellOff
+    | DriverError
+)
 
 
 class Sink(Protocol):

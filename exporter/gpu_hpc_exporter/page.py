@@ -26,14 +26,15 @@ small { opacity: .7 }
 _UNITS: dict[Unit, str] = {"sm": "SM", "l2": "L2", "dram": "DRAM", "pcie": "PCIe", "nvlink": "NVLink"}
 
 
-def render_page(snapshot: FleetSnapshot) -> str:
+def render_page(snapshot: FleetSnapshot, telemetry_path: str) -> str:
     """The whole page. All text from outside is bounded and escaped."""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
         f"<title>gpu-hpc-exporter</title><style>{_STYLE}</style></head><body>"
         f"<h1>gpu-hpc-exporter {escape(__version__)}</h1>{_banner(snapshot)}"
-        "<p><a href='metrics'>metrics</a> · <a href='-/healthy'>healthy</a> · <a href='-/ready'>ready</a></p>"
+        f"<p><a href='{escape(telemetry_path[1:])}'>metrics</a> · "
+        "<a href='-/healthy'>healthy</a> · <a href='-/ready'>ready</a></p>"
         f"<h2>GPUs</h2>{_gpus(snapshot)}<h2>Sources</h2>{_sources(snapshot)}</body></html>"
     )
 

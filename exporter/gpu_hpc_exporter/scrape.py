@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector as Registry
 
 from gpu_hpc_exporter import __version__, metrics
 from gpu_hpc_exporter.collectors import Collector
@@ -22,47 +23,13 @@ from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 
 log = logging.getLogger(__name__)
 
+FRESH_S: Final = 0.5
+"""An exposition of this age is served as it is."""
 MAX_AGE_S: Final = 1.0
-"""A scrape may be answered from a snapshot of this age, so that two scrapers cost one rendering."""
-
-
-class Exposition:
-    """All families of one snapshot, as prometheus_client's registry wants them."""
-
-    def __init__(self, snapshot: Callable[[], FleetSnapshot], collectors: Sequence[Collector]) -> None:
-        self._snapshot = snapshot
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Metric]:
-        """Families of every collector that works; a fault costs its collector's families and is shown."""
-        snapshot = self._snapshot()
-        success = metrics.COLLECTOR_SUCCESS.family()
-        duration = metrics.COLLECTOR_DURATION.family()
-        series = 0
-        for collector in self._collectors:
-            begin = time.perf_counter()
-            families = self._run(collector, snapshot)
-            success.add(0 if families is None else 1, collector.name)
-            duration.add(time.perf_counter() - begin, collector.name)
-            for family in families or ():
-                series += len(family.samples)
-                yield family
-        yield success.metric
-        yield duration.metric
-        build = metrics.BUILD_INFO.family()
-        build.add(1, __version__, "", platform.python_version())
-        yield build.metric
-        exposed = metrics.EXPOSED_SERIES.family()
-        exposed.add(series + 2 * len(self._collectors) + 1)
-        yield exposed.metric
-
-    @staticmethod
-    def _run(collector: Collector, snapshot: FleetSnapshot) -> tuple[Metric, ...] | None:
-        try:
-            return tuple(collector.collect(snapshot))
-        except Exception:
-            log.exception("collector %s failed: its series are missing from this scrape", collector.name)
-            return None
+"""One of this age is served too while a new one is made; an older one never."""
+DEFAULT_DEADLINE_S: Final = 8.0
+"""Prometheus gives up after 10 s by default."""
+_GZIP_LEVEL: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +38,7 @@ class Format:
 
     media_type: str
     content_type: str
-    encode: Callable[[CollectorRegistry], bytes]
+    encode: Callable[[Registry], bytes]
 
 
 TEXT: Final = Format("text/plain", CONTENT_TYPE_PLAIN_0_0_4, generate_latest)
@@ -82,56 +49,218 @@ OPENMETRICS: Final = Format(
 
 def choose_format(accept: str) -> Format:
     """OpenMetrics where the Accept header prefers it to text, text otherwise."""
-    return OPENMETRICS if _quality(accept, OPENMETRICS) > _quality(accept, TEXT) else TEXT
+    return OPENMETRICS if _quality(accept, OPENMETRICS.media_type) > _quality(accept, TEXT.media_type) else TEXT
 
 
-def _quality(accept: str, wanted: Format) -> float:
-    """The highest q that names the format itself; wildcards are content with text."""
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether the Accept-Encoding header allows gzip."""
+    return _quality(accept_encoding, "gzip") > 0
+
+
+def _quality(header: str, wanted: str) -> float:
+    """The highest q with which a header names `wanted` itself; wildcards do not count."""
     best = 0.0
-    for part in accept.split(","):
-        media_type, *parameters = (piece.strip() for piece in part.split(";"))
-        if media_type.lower() != wanted.media_type:
-            continue
-        quality = 1.0
-        for parameter in parameters:
-            key, _, value = parameter.partition("=")
-            if key.strip().lower() == "q":
-                try:
-                    quality = float(value)
-                except ValueError:
-                    quality = 0.0
-        best = max(best, quality)
+    for part in header.split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        if name.lower() == wanted:
+            best = max(best, _q_value(parameters))
     return best
+
+
+def _q_value(parameters: list[str]) -> float:
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "q":
+            try:
+                return min(1.0, float(value))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def parse_deadline(timeout_header: str | None) -> float:
+    """Seconds for collecting, from X-Prometheus-Scrape-Timeout-Seconds, with a fifth kept for the rest."""
+    try:
+        timeout = float(timeout_header or "")
+    except ValueError:
+        return DEFAULT_DEADLINE_S
+    return 0.8 * timeout if 0 < timeout < 3600 else DEFAULT_DEADLINE_S  # NaN fails both comparisons
+
+
+@dataclass(slots=True)
+class ExpositionSettings:
+    """What a configuration says of expositions; replaced as a whole at a reload."""
+
+    series_limit: int
+    reload_succeeded: bool = True
+    loaded_at: float = field(default_factory=time.time)
+
+
+class _Families(Registry):
+    """Families that are there already, in the shape of a registry that an encoder takes."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    families: tuple[Metric, ...]
+    success: bool
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One exposition in one format."""
+    """One exposition in one format and encoding."""
 
     body: bytes
     content_type: str
+    is_gzip: bool
     made_at: float
 
 
 class Scrape:
-    """Renders expositions off the event loop and keeps each format's newest one for a second."""
+    """Makes expositions off the event loop; concurrent scrapers share them.
 
-    def __init__(self, exposition: Exposition, executor: Executor) -> None:
-        self._executor = executor
-        self._registry = CollectorRegistry()
-        self._registry.register(exposition)
-        ProcessCollector(registry=self._registry)
-        self._lock = asyncio.Lock()
-        self._rendered: dict[str, Rendered] = {}
+    A collector that raises or does not finish in time costs its own families only. One that is still stuck
+    from an earlier scrape is skipped, so that stuck threads never pile up.
+    """
 
-    async def render(self, accept: str) -> Rendered:
-        """The exposition in the format that `accept` (the Accept header) asks for."""
-        wanted = choose_format(accept)
-        async with self._lock:  # concurrent scrapers share one rendering
-            cached = self._rendered.get(wanted.media_type)
-            if cached is None or time.monotonic() - cached.made_at > MAX_AGE_S:
-                loop = asyncio.get_running_loop()
-                body = await loop.run_in_executor(self._executor, wanted.encode, self._registry)
-                cached = Rendered(body, wanted.content_type, time.monotonic())
-                self._rendered[wanted.media_type] = cached
-        return cached
+    def __init__(
+        self,
+        snapshot: Callable[[], FleetSnapshot],
+        collectors: Sequence[Collector],
+        settings: Callable[[], ExpositionSettings],
+    ) -> None:
+        self._snapshot = snapshot
+        self._collectors = collectors
+        self._settings = settings
+        self._executor = ThreadPoolExecutor(len(collectors) + 2, thread_name_prefix="scrape")
+        self._running: dict[str, Future[_Outcome]] = {}
+        self._rendered: dict[tuple[str, bool], Rendered] = {}
+        self._refreshing: dict[tuple[str, bool], asyncio.Task[Rendered]] = {}
+        self._dropped = {"series_limit": 0, "duplicate": 0}
+
+    def close(self) -> None:
+        """Let go of the threads; one that is stuck is left behind."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def render(self, accept: str, accept_encoding: str = "", deadline: float = DEFAULT_DEADLINE_S) -> Rendered:
+        """The exposition in the form that the request's headers ask for, at most a second old."""
+        wanted, compress = choose_format(accept), accepts_gzip(accept_encoding)
+        key = (wanted.media_type, compress)
+        cached = self._rendered.get(key)
+        age = time.monotonic() - cached.made_at if cached else MAX_AGE_S
+        if cached is not None and age < FRESH_S:
+            return cached
+        task = self._refreshing.get(key)
+        if task is None:
+            task = asyncio.create_task(self._refresh(wanted, compress, deadline))
+            self._refreshing[key] = task
+            task.add_done_callback(lambda _: self._refreshing.pop(key, None))
+        if cached is not None and age < MAX_AGE_S:
+            return cached
+        return await asyncio.shield(task)
+
+    async def _refresh(self, wanted: Format, compress: bool, deadline: float) -> Rendered:  # noqa: FBT001  private
+        loop = asyncio.get_running_loop()
+        made_at = time.monotonic()
+        families = await self._collect(deadline)
+        body = await loop.run_in_executor(self._executor, _encode, wanted, families, compress)
+        rendered = Rendered(body, wanted.content_type, compress, made_at)
+        self._rendered[wanted.media_type, compress] = rendered
+        return rendered
+
+    async def _collect(self, deadline: float) -> list[Metric]:
+        loop = asyncio.get_running_loop()
+        snapshot = await loop.run_in_executor(self._executor, self._snapshot)
+        started = {c.name: self._start(c, snapshot) for c in self._collectors}
+        waiting = [asyncio.wrap_future(future) for future in started.values() if future is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=deadline)
+        outcomes = {name: self._outcome(name, future, deadline) for name, future in started.items()}
+        return self._assemble(outcomes)
+
+    def _start(self, collector: Collector, snapshot: FleetSnapshot) -> Future[_Outcome] | None:
+        """A collector's run, or None while an earlier one is still stuck."""
+        earlier = self._running.get(collector.name)
+        if earlier is not None and not earlier.done():
+            return None
+        future = self._executor.submit(_run, collector, snapshot)
+        self._running[collector.name] = future
+        return future
+
+    @staticmethod
+    def _outcome(name: str, future: Future[_Outcome] | None, deadline: float) -> _Outcome:
+        if future is not None and future.done():
+            return future.result()
+        log.warning("collector %s did not finish in %.3g s: its series are missing from this scrape", name, deadline)
+        return _Outcome((), success=False, seconds=deadline)
+
+    def _assemble(self, outcomes: dict[str, _Outcome]) -> list[Metric]:
+        """All families within the limit, each name once, then what there is to say of this scrape."""
+        settings = self._settings()
+        families: list[Metric] = []
+        names: set[str] = set()
+        room = settings.series_limit
+        for outcome in outcomes.values():
+            for family in outcome.families:
+                size = _unique(family)
+                self._dropped["duplicate"] += size - len(family.samples)
+                if family.name in names or len(family.samples) > room:
+                    self._dropped["duplicate" if family.name in names else "series_limit"] += len(family.samples)
+                    continue
+                names.add(family.name)
+                room -= len(family.samples)
+                families.append(family)
+        return [*families, *self._self_metrics(outcomes, settings, settings.series_limit - room)]
+
+    def _self_metrics(self, outcomes: dict[str, _Outcome], settings: ExpositionSettings, series: int) -> list[Metric]:
+        success = metrics.COLLECTOR_SUCCESS.family()
+        duration = metrics.COLLECTOR_DURATION.family()
+        for name, outcome in outcomes.items():
+            success.add(1 if outcome.success else 0, name)
+            duration.add(outcome.seconds, name)
+        reload_success = metrics.CONFIG_RELOAD_SUCCESS.family()
+        reload_success.add(1 if settings.reload_succeeded else 0)
+        loaded_at = metrics.CONFIG_RELOAD_TIMESTAMP.family()
+        loaded_at.add(settings.loaded_at)
+        limit = metrics.SERIES_LIMIT.family()
+        limit.add(settings.series_limit)
+        dropped = metrics.DROPPED_SERIES.family()
+        for reason, count in self._dropped.items():
+            dropped.add(count, reason)
+        build = metrics.BUILD_INFO.family()
+        build.add(1, __version__, "", platform.python_version())
+        own = [f.metric for f in (success, duration, reload_success, loaded_at, limit, dropped, build)]
+        exposed = metrics.EXPOSED_SERIES.family()
+        exposed.add(series + sum(len(metric.samples) for metric in own) + 1)
+        return [*own, exposed.metric]
+
+
+def _run(collector: Collector, snapshot: FleetSnapshot) -> _Outcome:
+    begin = time.perf_counter()
+    try:
+        families = tuple(collector.collect(snapshot))
+    except Exception:
+        log.exception("collector %s failed: its series are missing from this scrape", collector.name)
+        return _Outcome((), success=False, seconds=time.perf_counter() - begin)
+    return _Outcome(families, success=True, seconds=time.perf_counter() - begin)
+
+
+def _unique(family: Metric) -> int:
+    """Leave the first of samples that are one series; two would lose the whole scrape. How many there were."""
+    before = len(family.samples)
+    first = {(sample.name, tuple(sample.labels.items())): sample for sample in reversed(family.samples)}
+    if len(first) < before:
+        family.samples = list(reversed(first.values()))
+    return before
+
+
+def _encode(wanted: Format, families: Sequence[Metric], compress: bool) -> bytes:  # noqa: FBT001  private
+    body = wanted.encode(_Families(families))
+    return gzip.compress(body, _GZIP_LEVEL, mtime=0) if compress else body

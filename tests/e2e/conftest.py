@@ -11,6 +11,7 @@ import pytest
 from e2e.machine import Start, run_machine
 from fake_nvml import build
 
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake driver library, built once."""

@@ -24,6 +24,8 @@ IDENTITY = frozenset(
         "gpu_hpc_last_window_timestamp_seconds",
         "gpu_hpc_rejected_readings_total",
         "gpu_hpc_driver_call_hung_seconds",
+        "gpu_hpc_xid_errors_total",
+        "gpu_hpc_xid_last_timestamp_seconds",
     }
 )
 """Series of a GPU that say who it is and how its sources are; all others are values."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.machine import Machine, Start, mean, observed, state, uuid_of, value_series
+from e2e.machine import Machine, Start, mean, observed, run_machine, state, uuid_of, value_series
 from exporter_process import Exporter, Samples, run_exporter
+from fake_nvml import Scenario
 
 BOOT = """
 device 0 sm 0.5 dram 0.25 energy_start_mj 4000000
@@ -59,7 +60,7 @@ def test_a01_driver_and_library_differ_at_the_start(start: Start) -> None:
     machine.exporter.wait_for(down("lib_rm_version_mismatch"))
     assert machine.exporter.fetch("/-/healthy")[0] == 200
     assert machine.exporter.fetch("/-/ready")[0] == 503
-    machine.scenario.wait_for_calls("nvmlInitWithFlags", 3)
+    machine.scenario.wait_for_calls("nvmlInitWithFlags", 2)
     machine.scenario.rewrite("device 0 sm 0.5")
     machine.exporter.wait_for(up)
     samples = machine.wait_until_observed(0.1, 0)
@@ -74,11 +75,11 @@ def test_a01_driver_lost_and_replaced_under_the_exporter(start: Start) -> None:
     machine = start(BOOT)
     before = machine.wait_until_observed(1.0, 0, 1)
     machine.scenario.rewrite(BOOT + "fault * device 0 15\nfault * device 1 15\nfault nvmlInit* 18")
-    samples = machine.exporter.wait_for(down("lib_rm_version_mismatch"))
-    samples = machine.exporter.wait_for(gone(0, 1), timeout=8)
+    machine.exporter.wait_for(down("lib_rm_version_mismatch"))
     machine.scenario.rewrite(BOOT + "order 1 0")
     machine.exporter.wait_for(up)
-    after = machine.wait_until_observed(max(observed(samples, uuid_of(d)) for d in (0, 1)) + 0.5, 0, 1)
+    # More than the windows of before the loss: those that were not published yet count as well.
+    after = machine.wait_until_observed(max(observed(before, uuid_of(d)) for d in (0, 1)) + 2.5, 0, 1)
     for device, sm in ((0, 0.5), (1, 0.75)):
         uuid = uuid_of(device)
         assert after.one("gpu_hpc_gpu_info", uuid=uuid, gpu=str(device), index=str(1 - device)) == 1
@@ -107,7 +108,7 @@ def test_a02_access_to_all_devices_is_lost(start: Start) -> None:
     machine.wait_until_observed(0.5, 0, 1)
     machine.scenario.rewrite(BOOT + "fault * device 0 999\nfault * device 1 999\nfault nvmlInit* 999")
     machine.exporter.wait_for(gone(0, 1), timeout=8)
-    machine.exporter.wait_for(down("unknown"), timeout=3)
+    machine.exporter.wait_for(down("unknown"), timeout=2)
 
 
 def test_d05_no_gpu(start: Start) -> None:
@@ -142,14 +143,14 @@ def test_a04_gpus_expected_and_visible(start: Start) -> None:
     assert samples.get("gpu_hpc_gpus", state="expected") == 3
 
 
-@pytest.fixture
-def with_a_dead_gpu(start: Start) -> tuple[Machine, Samples]:
+@pytest.fixture(scope="module")
+def with_a_dead_gpu(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Iterator[tuple[Machine, Samples]]:
     """Three GPUs, the second of which fell off the bus and whose values have gone; what was served then."""
-    machine = start(THREE)
-    machine.wait_until_observed(0.5, 0, 1, 2)
-    machine.scenario.rewrite(THREE + "fault * device 1 15")
-    machine.exporter.wait_for(lambda samples: state(samples, "nvml", uuid_of(1)) == "lost")
-    return machine, machine.exporter.wait_for(gone(1), timeout=8)
+    with run_machine(tmp_path_factory.mktemp("dead"), library, THREE) as machine:
+        machine.wait_until_observed(0.5, 0, 1, 2)
+        machine.scenario.rewrite(THREE + "fault * device 1 15")
+        machine.exporter.wait_for(lambda samples: state(samples, "nvml", uuid_of(1)) == "lost")
+        yield machine, machine.exporter.wait_for(gone(1), timeout=8)
 
 
 def test_a04_one_gpu_dies(with_a_dead_gpu: tuple[Machine, Samples]) -> None:
@@ -183,6 +184,15 @@ def test_a04_one_dead_gpu_does_not_make_the_exporter_unready(with_a_dead_gpu: tu
     machine, _ = with_a_dead_gpu
     status, _, text = machine.exporter.fetch("/-/ready")
     assert (status, text) == (200, "ready\n")
+
+
+def test_h01_a_name_that_is_not_utf8(tmp_path: Path, library: Path) -> None:
+    """H01: bytes of the driver that are no UTF-8 are replaced; they cost neither that GPU nor the others."""
+    scenario = Scenario(tmp_path, library, "device 0 sm 0.5\ndevice 1 sm 0.5")
+    with scenario.path.open("ab") as file:
+        file.write(b'\nname "NVIDIA \xff"\n')
+    with run_exporter(tmp_path, env=scenario.env) as exporter:
+        exporter.wait_for(lambda samples: all(observed(samples, uuid_of(device)) > 0 for device in (0, 1)), timeout=4)
 
 
 def test_windows_without_a_refresh_are_extended(start: Start) -> None:
@@ -226,16 +236,6 @@ def test_gpm_fails_for_a_while(start: Start) -> None:
     assert samples.one("gpu_hpc_driver_errors_total", code="timeout") >= 2
     assert samples.one("gpu_hpc_windows_total", uuid=uuid_of(1), result="lost") >= 1
     assert machine.scenario.stats().freed_sample_uses == 0
-
-
-def test_gpm_fails_twenty_times(start: Start) -> None:
-    """Twenty failing samples, two seconds of the beat, do not cost minutes of windows."""
-    machine = start("device 0 sm 0.5\nfault nvmlGpmSampleGet 999 after_calls 10 times 20")
-    before = machine.wait_until_observed(0.5, 0)
-    machine.exporter.wait_for(lambda samples: state(samples, "gpm", uuid_of(0)) == "failed")
-    machine.exporter.wait_for(
-        lambda samples: observed(samples, uuid_of(0)) > observed(before, uuid_of(0)) + 1.5, timeout=15
-    )
 
 
 def test_c05_h10_scrapes_never_reach_the_driver(start: Start) -> None:
@@ -303,12 +303,13 @@ def test_a12_sigterm_does_not_wait_for_a_call_that_never_returns(start: Start, f
     assert machine.exporter.stop(timeout=3) == 0
 
 
-@pytest.fixture
-def with_a_stuck_gpu(start: Start) -> tuple[Machine, Samples]:
+@pytest.fixture(scope="module")
+def with_a_stuck_gpu(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Iterator[tuple[Machine, Samples]]:
     """Two GPUs, the second stuck in a call for ever and its values gone; what was served then."""
-    machine = start("device 0 sm 0.5\ndevice 1 sm 0.5\nfault nvmlDeviceGetTemperature* device 1 hang from 1")
-    machine.wait_until_observed(0.5, 0, 1)
-    return machine, machine.exporter.wait_for(gone(1), timeout=12)
+    text = "device 0 sm 0.5\ndevice 1 sm 0.5\nfault nvmlDeviceGetTemperature* device 1 hang from 1.6"
+    with run_machine(tmp_path_factory.mktemp("stuck"), library, text) as machine:
+        machine.wait_until_observed(0.5, 0, 1)
+        yield machine, machine.exporter.wait_for(gone(1), timeout=12)
 
 
 def test_a12_a_stuck_gpu_leaves_the_others_alone(with_a_stuck_gpu: tuple[Machine, Samples]) -> None:
@@ -325,7 +326,6 @@ def test_a12_a_stuck_gpu_leaves_the_others_alone(with_a_stuck_gpu: tuple[Machine
     assert gone(1)(later)
     assert len(list(tasks.iterdir())) == threads
     assert machine.scenario.stats().hangs == 1
-    assert machine.exporter.stop(timeout=5) == 0
 
 
 def test_a12_a_stuck_gpu_is_told(with_a_stuck_gpu: tuple[Machine, Samples]) -> None:
@@ -338,4 +338,4 @@ def test_a12_a_stuck_gpu_is_told(with_a_stuck_gpu: tuple[Machine, Samples]) -> N
 def test_a12_a_gpu_that_hangs_while_it_is_listed(start: Start) -> None:
     """A12: a GPU that hangs from the first call on does not keep the others from being served."""
     machine = start("device 0 sm 0.5\ndevice 1 sm 0.5\nfault nvmlDeviceGetName device 1 hang")
-    machine.exporter.wait_for(lambda samples: observed(samples, uuid_of(0)) > 0, timeout=8)
+    machine.exporter.wait_for(lambda samples: observed(samples, uuid_of(0)) > 0, timeout=4)

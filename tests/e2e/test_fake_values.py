@@ -343,7 +343,10 @@ def test_d01_an_integrated_gpu_has_no_memory_and_no_links(samples: Samples) -> N
 def test_b06_memory_of_an_old_driver(samples: Samples) -> None:
     """B06: without version 2 of the call, used holds the reserve, and used + free (+ reserved) is the total."""
     uuid = uuid_of(OLD_MEMORY)
-    used, free = samples.one("gpu_hpc_memory_used_bytes", uuid=uuid), samples.one("gpu_hpc_memory_free_bytes", uuid=uuid)
+    used, free = (
+        samples.one("gpu_hpc_memory_used_bytes", uuid=uuid),
+        samples.one("gpu_hpc_memory_free_bytes", uuid=uuid),
+    )
     assert samples.get("gpu_hpc_memory_reserved_bytes", uuid=uuid) is None
     assert used + free == samples.one("gpu_hpc_memory_total_bytes", uuid=uuid)
 

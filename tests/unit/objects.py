@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_hpc_exporter.model import Driver, Gpu, Inventory, Quantity, Reading, Readings, StateChange, Window
+from gpu_hpc_exporter.model import (
+    Driver,
+    Gpu,
+    Inventory,
+    Quantity,
+    Reading,
+    Readings,
+    SourceName,
+    State,
+    StateChange,
+    Window,
+)
 from gpu_hpc_exporter.samplers.fleet import Fleet
 
 NS = 1_000_000_000
 GAUGE_WINDOW_NS = 15 * NS
 
-G0 = Gpu("GPU-00000000-aaaa-bbbb-cccc-000000000000", 0, "NVIDIA H200", serial="1650000000001", links=("pcie",))
-G1 = Gpu("GPU-00000000-aaaa-bbbb-cccc-000000000001", 1, "NVIDIA H200", serial="1650000000002", links=("pcie",))
+G0 = Gpu(
+    "GPU-00000000-aaaa-bbbb-cccc-000000000000",
+    0,
+    "NVIDIA H200",
+    pci_bus_id="00000000:17:00.0",
+    serial="1650000000001",
+    links=("pcie",),
+)
+G1 = Gpu(
+    "GPU-00000000-aaaa-bbbb-cccc-000000000001",
+    1,
+    "NVIDIA H200",
+    pci_bus_id="00000000:99:00.0",
+    serial="1650000000002",
+    links=("pcie",),
+)
 M1 = Gpu("MIG-00000000-aaaa-bbbb-cccc-0000000000a1", 1, "NVIDIA H200", gpu_instance="3", parent_uuid=G1.uuid)
 DRIVER = Driver("580.159.04", "13.0", "13.580.159.04")
 
@@ -26,9 +51,9 @@ class Clock:
         return round(self.now_s * NS)
 
 
-def inventory(*gpus: Gpu, at: float = 1.0) -> Inventory:
+def inventory(*gpus: Gpu, at: float = 1.0, counted: int = 0) -> Inventory:
     """These GPUs, in this order."""
-    return Inventory(round(at * NS), gpus, DRIVER)
+    return Inventory(round(at * NS), gpus, DRIVER, counted)
 
 
 def window(
@@ -36,6 +61,11 @@ def window(
 ) -> Window:
     """A GPM window that ended at `end` seconds."""
     return Window(uuid, "gpm", round(end * NS), round(seconds * NS), values, late)
+
+
+def state(source: SourceName, uuid: str, state: State, at: float = 2.0) -> StateChange:
+    """A source's new state, with the state as its reason unless it is active."""
+    return StateChange(round(at * NS), source, uuid, state, "" if state == "active" else state)
 
 
 def readings(at: float, values: Mapping[Reading, float], uuid: str = G0.uuid) -> Readings:

@@ -145,6 +145,8 @@ def test_first_match_wins(winner: BottleneckClass, parts: dict[str, float]) -> N
         ("dram_bound", {"dram": 0.88, "sm_active": 0.99, "sm": None, "host": None}),
         ("pcie_bound", {"host": 0.9, "sm_active": 0.3, "sm": None}),
         ("l2_bound", {"l2": 0.9, "sm_active": 0.3, "sm": None, "dram": None}),
+        ("unknown", {"l2": 0.9, "sm_active": 0.99, "sm": None}),  # residency of 0.99 leaves open that pipes are busy
+        ("unknown", {"exactly": {"pcie": 0.9}, "sm_active": 0.99, "sm": None}),
         # L2 that nobody measures is never the reason
         ("idle", {"l2": None, "l2_to_dram": None}),
         ("starved", {"sm_active": 0.3, "l2": None, "l2_to_dram": None}),

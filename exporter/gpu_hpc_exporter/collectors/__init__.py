@@ -12,6 +12,8 @@ from prometheus_client.core import Metric
 
 from gpu_hpc_exporter.collectors.bottleneck import BottleneckCollector
 from gpu_hpc_exporter.collectors.gpus import GpusCollector
+from gpu_hpc_exporter.collectors.health import HealthCollector
+from gpu_hpc_exporter.collectors.process import ProcessCollector
 from gpu_hpc_exporter.collectors.readings import ReadingsCollector
 from gpu_hpc_exporter.collectors.sources import SourcesCollector
 from gpu_hpc_exporter.collectors.windows import WindowsCollector
@@ -32,4 +34,6 @@ COLLECTORS: Final[tuple[Collector, ...]] = (
     WindowsCollector(),
     BottleneckCollector(),
     ReadingsCollector(),
+    HealthCollector(),
+    ProcessCollector(),
 )

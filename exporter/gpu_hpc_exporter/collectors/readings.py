@@ -53,6 +53,15 @@ _TABLE: Final[tuple[tuple[Spec, tuple[tuple[Reading, tuple[str, ...]], ...]], ..
             ("ecc_uncorrected_aggregate", ("uncorrected", "aggregate")),
         ),
     ),
+    (
+        metrics.NVLINK_ERRORS,
+        (
+            ("nvlink_errors_replay", ("replay",)),
+            ("nvlink_errors_recovery", ("recovery",)),
+            ("nvlink_errors_crc_flit", ("crc_flit",)),
+            ("nvlink_errors_crc_data", ("crc_data",)),
+        ),
+    ),
     (metrics.ROW_REMAP_PENDING, (("row_remap_pending", ()),)),
     (metrics.ROW_REMAP_FAILED, (("row_remap_failed", ()),)),
     (metrics.RECOVERY_ACTION, (("recovery_action", ()),)),

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from gpu_hpc_exporter.model import (
     Driver,
     DriverError,
     Event,
+    Gpu,
+    GpuFellOff,
     IntervalInForce,
     Inventory,
     ReadingRejected,
@@ -20,9 +22,16 @@ from gpu_hpc_exporter.model import (
     State,
     StateChange,
     Window,
-    WindowsMissed,
+    WindowsRejected,
+    XidError,
 )
 from gpu_hpc_exporter.samplers.totals import GpuSnapshot, GpuTotals
+from gpu_hpc_exporter.samplers.watch import HungCall
+
+FELL_OFF_XID: Final = 79
+"""NVIDIA's Xid for a GPU that has fallen off the bus."""
+_FELL_OFF_DOUBT_NS: Final = 10_000_000_000
+"""Readings that still arrive this long after the kernel log called a GPU lost prove it wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +49,24 @@ class SourceState:
 class FleetSnapshot:
     """Everything that a scrape may show, frozen at `now_ns` of the samplers' clock, `wall_ns` of Unix time.
 
-    `gpus` holds the GPUs of the newest inventory. `labels` maps every UUID ever seen to its `gpu` label.
+    `gpus` holds the GPUs of the newest inventory that can be read now: neither lost nor behind a hung call.
+    `known` are all physical GPUs and MIG instances that are there or should be, `lost` those of them that
+    were there and are not. `xids` holds, per physical GPU and Xid, the count and the newest one's Unix time in
+    ns. `labels` maps every UUID ever seen to its `gpu` label.
     """
 
     now_ns: int
     wall_ns: int
     driver: Driver | None
     gpus: tuple[GpuSnapshot, ...]
+    known: tuple[Gpu, ...]
+    lost: tuple[Gpu, ...]
+    expected: int
     labels: Mapping[str, str]
     states: tuple[SourceState, ...]
     driver_errors: Mapping[str, int]
+    hung: tuple[HungCall, ...]
+    xids: Mapping[str, Mapping[int, tuple[int, int]]]
 
     def host_state(self, source: SourceName) -> SourceState | None:
         """State of a source for the host as a whole."""
@@ -66,7 +83,11 @@ class FleetSnapshot:
         main = self.host_state("replay") or self.host_state("nvml")
         if main is None:
             return "starting"
-        return "" if main.state == "active" else main.reason
+        return "" if main.state == "active" else main.reason or main.state
+
+    def has_state(self, source: SourceName, uuid: str) -> bool:
+        """Whether a source has said anything of a GPU yet."""
+        return any(state.source == source and state.uuid == uuid for state in self.states)
 
     def label(self, uuid: str) -> str:
         """The `gpu` label of a UUID, "" for the host."""
@@ -80,16 +101,34 @@ class Fleet:
     since indices move when a GPU is lost or the machine reboots.
     """
 
-    def __init__(self, clock: Callable[[], int], gauge_window_ns: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        gauge_window_ns: int,
+        expected_gpus: int | None = None,
+        hung_calls: Callable[[int], tuple[HungCall, ...]] = lambda _: (),
+    ) -> None:
         self._clock = clock
         self._gauge_window_ns = gauge_window_ns
+        self._expected_gpus = expected_gpus
+        self._hung_calls = hung_calls
         self._lock = threading.Lock()
         self._totals: dict[str, GpuTotals] = {}
         self._visible: tuple[str, ...] = ()
         self._labels: dict[str, str] = {}
+        self._most_visible = 0
         self._driver: Driver | None = None
         self._states: dict[tuple[SourceName, str], SourceState] = {}
+        self._fell_off: dict[str, int] = {}
         self._driver_errors: dict[str, int] = {}
+
+    def configure(self, gauge_window_ns: int, expected_gpus: int | None) -> None:
+        """Take over new settings; totals stay."""
+        with self._lock:
+            self._gauge_window_ns = gauge_window_ns
+            self._expected_gpus = expected_gpus
+            for totals in self._totals.values():
+                totals.gauge_window_ns = gauge_window_ns
 
     def put(self, event: Event) -> None:
         """Fold one event; events of GPUs that no inventory has named are dropped."""
@@ -100,14 +139,22 @@ class Fleet:
         """The state of all GPUs now."""
         with self._lock:
             now = self._clock()
+            hung = self._hung_calls(now)
+            unreadable = {call.uuid for call in hung} | {uuid for uuid in self._totals if self._is_lost(uuid)}
+            physical = [uuid for uuid, totals in self._totals.items() if not totals.gpu.parent_uuid]
             return FleetSnapshot(
                 now_ns=now,
                 wall_ns=time.time_ns(),
                 driver=self._driver,
-                gpus=tuple(self._totals[uuid].snapshot(now) for uuid in self._visible),
+                gpus=tuple(self._totals[uuid].snapshot(now) for uuid in self._visible if uuid not in unreadable),
+                known=tuple(totals.gpu for totals in self._totals.values()),
+                lost=tuple(self._totals[uuid].gpu for uuid in physical if self._is_lost(uuid)),
+                expected=self._expected_gpus or self._most_visible,
                 labels=self._labels.copy(),
-                states=tuple(self._current(state, now) for state in self._states.values()),
+                states=tuple(self._current(state, now, hung) for state in self._states.values()),
                 driver_errors=self._driver_errors.copy(),
+                hung=hung,
+                xids={uuid: self._totals[uuid].xids() for uuid in physical},
             )
 
     def _fold(self, event: Event) -> None:
@@ -115,30 +162,104 @@ class Fleet:
             case Inventory():
                 self._take_inventory(event)
             case StateChange():
-                state = SourceState(event.source, event.uuid, event.state, event.reason, event.time_ns)
-                self._states[event.source, event.uuid] = state
+                self._take_state(event)
             case DriverError():
                 self._driver_errors[event.code] = self._driver_errors.get(event.code, 0) + 1
-            case Window() | WindowsMissed() | ReadingRejected() | Readings() | IntervalInForce():
+            case XidError():
+                self._take_xid(event)
+            case GpuFellOff():
+                self._take_fell_off(self._uuid_at(event.pci_bus_id), event.time_ns)
+            case Window() | WindowsRejected() | ReadingRejected() | Readings() | IntervalInForce():
                 totals = self._totals.get(event.uuid)
                 if totals is not None:
-                    _fold_into(totals, event)
+                    self._fold_into(totals, event)
             case _:
                 assert_never(event)
 
+    def _fold_into(
+        self, totals: GpuTotals, event: Window | WindowsRejected | ReadingRejected | Readings | IntervalInForce
+    ) -> None:
+        match event:
+            case Window():
+                totals.add_window(event)
+            case WindowsRejected():
+                totals.add_window_rejected(event)
+            case ReadingRejected():
+                totals.add_rejected(event.reading, event.reason)
+            case Readings():
+                totals.add_readings(event)
+                if event.time_ns - self._fell_off.get(event.uuid, event.time_ns) > _FELL_OFF_DOUBT_NS:
+                    del self._fell_off[event.uuid]
+            case IntervalInForce():
+                totals.add_interval(event.source, event.interval_ns)
+
     def _take_inventory(self, inventory: Inventory) -> None:
         self._driver = inventory.driver
-        self._visible = tuple(gpu.uuid for gpu in inventory.gpus)
+        self._visible = tuple(dict.fromkeys(gpu.uuid for gpu in inventory.gpus))
         for gpu in inventory.gpus:
             self._labels.setdefault(gpu.uuid, self._labels.get(gpu.parent_uuid, str(gpu.index)))
             if gpu.uuid in self._totals:
                 self._totals[gpu.uuid].gpu = gpu
             else:
                 self._totals[gpu.uuid] = GpuTotals(gpu, self._gauge_window_ns)
-        self._states = {key: state for key, state in self._states.items() if not key[1] or key[1] in self._visible}
+            self._fell_off.pop(gpu.uuid, None)
+        # A MIG instance that is gone was taken apart on purpose; a GPU that is gone is lost.
+        gone = [uuid for uuid in self._totals if uuid not in self._visible]
+        for uuid in gone:
+            if self._totals[uuid].gpu.parent_uuid:
+                del self._totals[uuid]
+                self._states = {key: state for key, state in self._states.items() if key[1] != uuid}
+            else:
+                self._lose(uuid, inventory.time_ns, "the driver no longer lists it")
+        visible = sum(not gpu.parent_uuid for gpu in inventory.gpus)
+        self._most_visible = max(self._most_visible, inventory.counted, visible)
 
-    def _current(self, state: SourceState, now_ns: int) -> SourceState:
-        """`active` becomes `stale` where windows stopped without an error."""
+    def _take_state(self, change: StateChange) -> None:
+        if change.uuid and change.uuid not in self._totals:
+            return
+        state = SourceState(change.source, change.uuid, change.state, change.reason, change.time_ns)
+        self._states[change.source, change.uuid] = state
+        if change.uuid and change.source == "gpm" and change.state in ("paused", "busy", "lost"):
+            self._totals[change.uuid].break_chain(change.source)
+
+    def _take_xid(self, error: XidError) -> None:
+        uuid = error.uuid or self._uuid_at(error.pci_bus_id)
+        totals = self._totals.get(uuid)
+        if totals is not None:
+            totals.add_xid(error.xid, error.origin, time.time_ns())
+            if error.xid == FELL_OFF_XID:
+                self._take_fell_off(uuid, error.time_ns)
+
+    def _take_fell_off(self, uuid: str, time_ns: int) -> None:
+        if uuid in self._totals:
+            self._fell_off[uuid] = time_ns
+
+    def _uuid_at(self, pci_bus_id: str) -> str:
+        """The physical GPU on a PCI device, "" if it is none of ours. Domains have four or eight digits."""
+        wanted = _short_pci(pci_bus_id)
+        matches = (
+            u for u, t in self._totals.items() if not t.gpu.parent_uuid and _short_pci(t.gpu.pci_bus_id) == wanted
+        )
+        return next(matches, "")
+
+    def _lose(self, uuid: str, time_ns: int, reason: str) -> None:
+        for source in ("nvml", "gpm"):
+            key: tuple[SourceName, str] = (source, uuid)
+            if key in self._states and self._states[key].state != "lost":
+                self._states[key] = SourceState(source, uuid, "lost", reason, time_ns)
+
+    def _is_lost(self, uuid: str) -> bool:
+        """Whether a GPU, or the parent of a MIG instance, cannot be reached."""
+        gpu = self._totals[uuid].gpu
+        physical = gpu.parent_uuid or uuid
+        state = self._states.get(("nvml", physical))
+        return physical in self._fell_off or (state is not None and state.state == "lost")
+
+    def _current(self, state: SourceState, now_ns: int, hung: tuple[HungCall, ...]) -> SourceState:
+        """What the events cannot say: `failed` behind a hung call, `stale` where windows stopped without an error."""
+        call = next((call.call for call in hung if call.uuid and call.uuid == state.uuid), None)
+        if call is not None and state.state == "active":
+            return replace(state, state="failed", reason=f"the driver does not return from: {call}")
         totals = self._totals.get(state.uuid)
         if state.source != "gpm" or state.state != "active" or totals is None:
             return state
@@ -147,15 +268,7 @@ class Fleet:
         return replace(state, state="stale", reason="no valid window arrived")
 
 
-def _fold_into(totals: GpuTotals, event: Window | WindowsMissed | ReadingRejected | Readings | IntervalInForce) -> None:
-    match event:
-        case Window():
-            totals.add_window(event)
-        case WindowsMissed():
-            totals.add_missed(event)
-        case ReadingRejected():
-            totals.add_rejected(event.reading, event.reason)
-        case Readings():
-            totals.add_readings(event)
-        case IntervalInForce():
-            totals.add_interval(event.source, event.interval_ns)
+def _short_pci(pci_bus_id: str) -> str:
+    """`00000000:17:00.0`, `0000:17:00.0` or the kernel's `0000:17:00` → `0000:17:00`."""
+    domain, _, device = pci_bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{device.partition('.')[0]}"

@@ -1,7 +1,8 @@
 """Samples every GPU through NVML: one owner thread per GPU, and one for the library.
 
-The library's owner opens NVML, lists the GPUs, starts their owners and, when all of them have failed,
-closes NVML and begins again with growing pauses. Only a GPU's owner ever calls the driver for it.
+The library's owner opens NVML, lists the GPUs and starts their owners. When a GPU came, went, was lost or
+re-partitioned it stops them, opens NVML anew and starts again; totals are kept by UUID and know nothing of
+it. While a call hangs in the driver nothing is stopped: the other GPUs go on, and nobody joins the stuck thread.
 """
 
 from __future__ import annotations
@@ -9,50 +10,42 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from gpu_hpc_exporter.model import (
-    DriverError,
-    Gpu,
-    IntervalInForce,
-    Inventory,
-    ReadingRejected,
-    Readings,
-    Sink,
-    SourceName,
-    State,
-    StateChange,
-)
-from gpu_hpc_exporter.samplers.ticker import Ticker
-from gpu_hpc_exporter.sources.nvml.gpm import FLOOR_NS, GpmStream
-from gpu_hpc_exporter.sources.nvml.inventory import Device, list_devices
+from gpu_hpc_exporter.model import DriverError, Gpu, Inventory, Sink, State, StateChange, XidError
+from gpu_hpc_exporter.samplers.gpu_owner import GpuOwner
+from gpu_hpc_exporter.samplers.lister import GpuLister, Listing
+from gpu_hpc_exporter.samplers.watch import LIBRARY_DEADLINE_NS, CallWatch, CallWatches
+from gpu_hpc_exporter.sources.nvml.events import XidEvents
+from gpu_hpc_exporter.sources.nvml.gpm import FLOOR_NS
+from gpu_hpc_exporter.sources.nvml.inventory import Device, take_fingerprint
 from gpu_hpc_exporter.sources.nvml.library import (
     DriverCallError,
     DriverUnavailableError,
-    Handle,
     close_library,
     driver_versions,
     open_library,
 )
-from gpu_hpc_exporter.sources.nvml.readings import BOARD_GROUPS, Group, ReadingTable, instance_groups
 
 log = logging.getLogger(__name__)
 
-_NS: Final = 1_000_000_000
-PUBLISH_PERIOD_NS: Final = _NS
 _FIRST_BACKOFF_S: Final = 1.0
 _MAX_BACKOFF_S: Final = 60.0
-_GPM_REPROBE_NS: Final = 3600 * _NS
+CHECK_PERIOD_S: Final = 10.0
+"""How often the library's owner looks whether the GPUs are still the same."""
+_MAX_LOST_RETRY_S: Final = 600.0
 _JOIN_S: Final = 1.0
+_EVENT_WAIT_MS: Final = 500
 
 
 class NvmlSampler:
     """Feeds a sink from NVML until stopped. A missing or broken driver is a state, never an exception."""
 
-    def __init__(self, sink: Sink, interval_ns: int) -> None:
+    def __init__(self, sink: Sink, interval_ns: int, driver_root: Path, watches: CallWatches) -> None:
+        """`watches` tells others which driver calls are under way."""
         self._sink = sink
+        self._driver_root = driver_root
         self._interval_ns = max(interval_ns, FLOOR_NS)
         if interval_ns < FLOOR_NS:
             log.warning(
@@ -60,68 +53,198 @@ class NvmlSampler:
                 interval_ns / 1e6,
                 FLOOR_NS // 1_000_000,
             )
+        self._watches = watches
+        self._library_watch = watches.watch("", deadline_ns=LIBRARY_DEADLINE_NS)
         self._stop = threading.Event()
         self._wake = threading.Event()
+        self._lost_retry_s = _MAX_BACKOFF_S
+        self._late = threading.Event()
+        self._lister = GpuLister(watches, self._list_again)
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
     def start(self) -> None:
         """Begin sampling in the background."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End sampling; returns after at most a few seconds, also with a call stuck in the driver."""
+    def stop(self) -> bool:
+        """End sampling within about a second; False where a thread is stuck in the driver and stays."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(2 * _JOIN_S)
+        self._thread.join(_JOIN_S + 0.3)
+        return not self._thread.is_alive() and not self._watches.hung(time.monotonic_ns())
 
     def _run(self) -> None:
         backoff = _FIRST_BACKOFF_S
         last_reason = ""
         while not self._stop.is_set():
             try:
-                open_library()
-                last_reason, backoff = "", _FIRST_BACKOFF_S
-                self._sample_until_lost()
+                self._begin_call("nvmlInit")
+                open_library(self._driver_root)
+                session = _Session(self._sink, self._interval_ns, self._watches, self._wake, self._list())
             except DriverUnavailableError as error:
-                if error.reason != last_reason:
-                    log.error("no GPU can be read, trying again up to every %d s: %s", _MAX_BACKOFF_S, error)
+                self._down(error.reason, str(error), last_reason)
                 last_reason = error.reason
-                self._host_state("failed", error.reason)
             except DriverCallError as error:
                 close_library()
-                log.warning("the GPUs cannot be listed (%s): trying again", error.name)
                 self._sink.put(DriverError(time.monotonic_ns(), error.name))
-                self._host_state("failed", error.name)
+                self._down(error.name, f"the GPUs cannot be listed ({error.name})", last_reason)
+                last_reason = error.name
+            except Exception:
+                log.exception("sampling ended by an unexpected error: beginning anew")
+                close_library()
+                self._state("failed", "internal_error")
+                last_reason = "internal_error"
+            else:
+                if last_reason:
+                    log.info("the driver can be read again")
+                last_reason, backoff = "", _FIRST_BACKOFF_S
+                self._supervise(session)
+                if self._end(session):
+                    continue
+            self._library_watch.end()
             self._stop.wait(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
-    def _sample_until_lost(self) -> None:
-        """Sample all GPUs; returns when every one has failed or at a stop, with the library closed."""
-        devices = list_devices()
-        self._sink.put(Inventory(time.monotonic_ns(), _rows(devices), driver_versions()))
-        self._host_state("active", "")
-        if not devices:
+    def _list(self) -> Listing:
+        self._begin_call("list GPUs")
+        self._late.clear()
+        listing = self._lister.list_devices()
+        self._sink.put(Inventory(time.monotonic_ns(), _rows(listing.devices), driver_versions(), listing.counted))
+        self._state("active", "")
+        if not listing.counted:
             log.warning("the driver is up and shows no GPU")
-        owners = [_DeviceOwner(device, self._sink, self._interval_ns, self._wake.set) for device in devices]
-        for owner in owners:
-            owner.ticker.start()
+        return listing
+
+    def _list_again(self) -> None:
+        self._late.set()
+        self._wake.set()
+
+    def _supervise(self, session: _Session) -> None:
+        """Sleep until the session has to end: a stop, other GPUs, all lost, or time to look for a lost one."""
+        self._library_watch.end()
+        retry_at = time.monotonic() + self._lost_retry_s
         while not self._stop.is_set():
-            self._wake.wait()  # a stop, or an owner that has lost its GPU
+            self._wake.wait(CHECK_PERIOD_S)
             self._wake.clear()
-            if owners and all(owner.ticker.ended for owner in owners):
-                break
-        for owner in owners:
+            if self._stop.is_set() or session.is_over:
+                return
+            if self._late.is_set():
+                return
+            if self._watches.hung(time.monotonic_ns()):
+                continue
+            if self._has_changed(session.listing):
+                log.info("the GPUs have changed: listing them anew")
+                return
+            if session.lacks_some and time.monotonic() >= retry_at:
+                self._lost_retry_s = min(2 * self._lost_retry_s, _MAX_LOST_RETRY_S)
+                return
+            if not session.lacks_some:
+                self._lost_retry_s = _MAX_BACKOFF_S
+
+    def _has_changed(self, listing: Listing) -> bool:
+        self._begin_call("list GPUs")
+        try:
+            return take_fingerprint() != listing.fingerprint
+        except DriverCallError:
+            return True
+        finally:
+            self._library_watch.end()
+
+    def _end(self, session: _Session) -> bool:
+        """Stop the session; whether to open the next one at once rather than after a pause."""
+        every_gpu_lost = session.is_over and not self._stop.is_set()
+        self._lister.expect(session.lost())
+        if session.stop():
+            self._begin_call("nvmlShutdown")
+            close_library()
+            self._library_watch.end()
+        if every_gpu_lost:
+            log.error("access to every GPU is lost (%s): opening the driver anew", session.reason)
+            self._state("failed", session.reason)
+        return not every_gpu_lost
+
+    def _down(self, reason: str, message: str, last_reason: str) -> None:
+        if reason != last_reason:
+            log.error("no GPU can be read, trying again up to every %d s: %s", _MAX_BACKOFF_S, message)
+        self._state("failed", reason)
+
+    def _begin_call(self, call: str) -> None:
+        self._library_watch.begin(call, time.monotonic_ns())
+
+    def _state(self, state: State, reason: str) -> None:
+        self._sink.put(StateChange(time.monotonic_ns(), "nvml", "", state, reason))
+
+
+class _Session:
+    """The threads that live between one opening of the library and the next."""
+
+    def __init__(
+        self, sink: Sink, interval_ns: int, watches: CallWatches, wake: threading.Event, listing: Listing
+    ) -> None:
+        self.listing = listing
+        self._sink = sink
+        self._watches = watches
+        self._stop = threading.Event()
+        self._owners: list[tuple[GpuOwner, CallWatch]] = []
+        for device in listing.devices:
+            watch = watches.watch(device.gpu.uuid, *(instance.gpu.uuid for instance in device.instances))
+            owner = GpuOwner(device, sink, interval_ns, watch, wake.set)
+            self._owners.append((owner, watch))
+            owner.ticker.start()
+        self._events = threading.Thread(target=self._follow_events, name="nvml-events", daemon=True)
+        self._events.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every GPU of the session is lost."""
+        return bool(self._owners) and all(owner.ticker.ended for owner, _ in self._owners)
+
+    @property
+    def lacks_some(self) -> bool:
+        """Whether a GPU that the driver counts cannot be read."""
+        return len(self._owners) < self.listing.counted or any(owner.ticker.ended for owner, _ in self._owners)
+
+    def lost(self) -> dict[int, str]:
+        """Index and reason of the GPUs that were lost in this session."""
+        return {owner.index: owner.lost_reason for owner, _ in self._owners if owner.lost_reason}
+
+    @property
+    def reason(self) -> str:
+        """Why the session's GPUs were lost."""
+        return next((owner.lost_reason for owner, _ in self._owners if owner.lost_reason), "access_lost")
+
+    def stop(self) -> bool:
+        """End all threads; False where one is stuck in the driver, so that the library must stay open."""
+        self._stop.set()
+        for owner, _ in self._owners:
             owner.ticker.stop()
         deadline = time.monotonic() + _JOIN_S
-        # Closing the library under a call in progress is undefined: leave it open rather than crash.
-        ended = [owner.ticker.join(max(0.0, deadline - time.monotonic())) for owner in owners]
-        if all(ended):
-            for owner in owners:
+        stuck = [owner for owner, _ in self._owners if not owner.ticker.join(max(0.0, deadline - time.monotonic()))]
+        self._events.join(max(0.0, deadline - time.monotonic()))
+        for owner, watch in self._owners:
+            if owner not in stuck:
                 owner.close()
-            close_library()
+                self._watches.drop(watch)
+        return not stuck and not self._events.is_alive()
 
-    def _host_state(self, state: State, reason: str) -> None:
-        self._sink.put(StateChange(time.monotonic_ns(), "nvml", "", state, reason))
+    def _follow_events(self) -> None:
+        try:
+            events = XidEvents(self.listing.devices)
+        except DriverCallError as error:
+            log.info("the driver offers no Xid events (%s)", error.name)
+            return
+        while not self._stop.is_set():
+            try:
+                event = events.wait(_EVENT_WAIT_MS)
+            except DriverCallError as error:
+                self._sink.put(DriverError(time.monotonic_ns(), error.name))
+                self._stop.wait(_EVENT_WAIT_MS / 1000)
+                continue
+            if event is not None:
+                uuid, xid = event
+                log.warning("Xid %d on %s", xid, uuid)
+                self._sink.put(XidError(time.monotonic_ns(), xid, "nvml", uuid=uuid))
+        events.close()
 
 
 def _rows(devices: tuple[Device, ...]) -> tuple[Gpu, ...]:
@@ -130,146 +253,3 @@ def _rows(devices: tuple[Device, ...]) -> tuple[Gpu, ...]:
         rows.append(device.gpu)
         rows.extend(instance.gpu for instance in device.instances)
     return tuple(rows)
-
-
-@dataclass(slots=True)
-class _Row:
-    """One row of the inventory, as its owner reads it: a whole GPU or a MIG instance."""
-
-    gpu: Gpu
-    table: ReadingTable
-    gpm: GpmStream | None = None
-    gpm_due_ns: int = 0
-    gpm_failures: int = 0
-    states: dict[SourceName, tuple[State, str]] = field(default_factory=dict)
-
-
-class _DeviceOwner:
-    """Owns one physical GPU and its MIG instances: every driver call for them happens in its thread."""
-
-    def __init__(self, device: Device, sink: Sink, interval_ns: int, on_end: Callable[[], None]) -> None:
-        self._device = device
-        self._sink = sink
-        self._interval_ns = interval_ns
-        self._publish_due_ns = 0
-        self._rows = [self._row(device.gpu, device.handle, BOARD_GROUPS)]
-        for instance in device.instances:
-            groups = instance_groups(device.handle, instance.gpu.peak_share)
-            self._rows.append(self._row(instance.gpu, instance.handle, groups))
-        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick, on_end)
-
-    def close(self) -> None:
-        """Free what the driver holds for this GPU, after the thread has ended."""
-        for row in self._rows:
-            if row.gpm is not None:
-                row.gpm.close()
-
-    @staticmethod
-    def _row(gpu: Gpu, handle: Handle, groups: tuple[Group, ...]) -> _Row:
-        label = f"GPU {gpu.index} ({gpu.uuid})"
-        return _Row(gpu, ReadingTable(handle, label, groups))
-
-    def _tick(self) -> bool:
-        now_ns = time.monotonic_ns()
-        try:
-            for row in self._rows:
-                self._take(row, now_ns)
-            if now_ns >= self._publish_due_ns:
-                for row in self._rows:
-                    self._read(row, now_ns)
-                    self._publish(row, now_ns)
-                # The first window is published at once, later ones once a second.
-                first = self._publish_due_ns == 0
-                self._publish_due_ns = now_ns + (self._interval_ns if first else PUBLISH_PERIOD_NS)
-        except DriverCallError as error:
-            self._lose(error)
-            return False
-        return True
-
-    def _lose(self, error: DriverCallError) -> None:
-        name = error.name
-        log.error("GPU %d (%s) is lost (%s): its series end", self._device.gpu.index, self._device.gpu.uuid, name)
-        self._sink.put(DriverError(time.monotonic_ns(), name))
-        for row in self._rows:
-            self._set_state(row, "nvml", "lost", name)
-            if row.gpm is not None:
-                self._set_state(row, "gpm", "lost", name)
-
-    def _read(self, row: _Row, now_ns: int) -> None:
-        result = row.table.read(now_ns)
-        for code in result.errors:
-            self._sink.put(DriverError(now_ns, code))
-        for reading, problem in result.problems:
-            self._sink.put(ReadingRejected(now_ns, row.gpu.uuid, reading, problem))
-        if result.answered:
-            self._sink.put(Readings(row.gpu.uuid, now_ns, result.values))
-            self._set_state(row, "nvml", "active", "")
-        else:
-            self._set_state(row, "nvml", "failed", result.errors[0] if result.errors else "not_supported")
-
-    def _take(self, row: _Row, now_ns: int) -> None:
-        if now_ns < row.gpm_due_ns:
-            return
-        row.gpm_due_ns = 0
-        if row.gpm is None:
-            row.gpm = self._open_gpm(row)
-            if row.gpm is None:
-                row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
-                return
-        try:
-            if row.gpm.take():
-                self._publish(row, now_ns)
-        except DriverCallError as error:
-            self._gpm_failed(row, error, now_ns)
-
-    def _publish(self, row: _Row, now_ns: int) -> None:
-        """Work off the samples taken since the last time."""
-        if row.gpm is None or now_ns < row.gpm_due_ns:
-            return
-        try:
-            for outcome in row.gpm.windows():
-                self._sink.put(outcome)
-        except DriverCallError as error:
-            self._gpm_failed(row, error, now_ns)
-            return
-        row.gpm_failures = 0
-        self._set_state(row, "gpm", "active", "")
-
-    def _open_gpm(self, row: _Row) -> GpmStream | None:
-        if row.gpu.mig_mode == "enabled" and not row.gpu.parent_uuid:
-            self._set_state(row, "gpm", "unsupported", "MIG is enabled: the instances have the windows")
-            return None
-        instance = int(row.gpu.gpu_instance) if row.gpu.parent_uuid else None
-        try:
-            stream = GpmStream(self._device.handle, row.gpu, self._interval_ns, instance)
-        except DriverCallError as error:
-            if error.fatal:
-                raise
-            if error.unsupported:
-                self._set_state(row, "gpm", "unsupported", "GPM needs a Hopper GPU or later (compute capability 9.0)")
-            else:
-                self._set_state(row, "gpm", "failed", error.name)
-            return None
-        self._sink.put(IntervalInForce(time.monotonic_ns(), row.gpu.uuid, "gpm", self._interval_ns))
-        return stream
-
-    def _gpm_failed(self, row: _Row, error: DriverCallError, now_ns: int) -> None:
-        """A window that fails is lost; the next tries come ever more seldom, up to hourly."""
-        if error.fatal:
-            raise error
-        self._sink.put(DriverError(now_ns, error.name))
-        if error.unsupported:
-            self._set_state(row, "gpm", "unsupported", error.name)
-            row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
-            return
-        self._set_state(row, "gpm", "no_permission" if error.denied else "failed", error.name)
-        row.gpm_due_ns = now_ns + min(_NS << min(row.gpm_failures, 12), _GPM_REPROBE_NS)
-        row.gpm_failures += 1
-
-    def _set_state(self, row: _Row, source: SourceName, state: State, reason: str) -> None:
-        if row.states.get(source) == (state, reason):
-            return
-        row.states[source] = (state, reason)
-        self._sink.put(StateChange(time.monotonic_ns(), source, row.gpu.uuid, state, reason))
-        if state not in ("active", "lost"):
-            log.warning("GPU %d (%s): %s is %s: %s", row.gpu.index, row.gpu.uuid, source, state, reason)

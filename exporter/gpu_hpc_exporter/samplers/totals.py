@@ -22,8 +22,8 @@ from gpu_hpc_exporter.model import (
     Reading,
     Readings,
     Window,
-    WindowsMissed,
     WindowSource,
+    WindowsRejected,
 )
 
 NS: Final = 1_000_000_000
@@ -33,6 +33,8 @@ NANO: Final = 1_000_000_000
 HISTOGRAM_BOUNDS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.75, 0.85, 0.9, 0.95, 1.0)
 MIN_STALE_NS: Final = 5 * NS
 """Values vanish after max(2 windows, 5 s) without a new one: never frozen, never 0."""
+MAX_XIDS: Final = 64
+"""Different Xids remembered per GPU; the kernel log is input from outside."""
 _CHECKPOINT_NS: Final = NS
 _MAX_READING_GAP_NS: Final = 5 * NS
 
@@ -123,7 +125,7 @@ class GpuTotals:
 
     def __init__(self, gpu: Gpu, gauge_window_ns: int) -> None:
         self.gpu = gpu
-        self._gauge_window_ns = gauge_window_ns
+        self.gauge_window_ns = gauge_window_ns
         self._sums = _Sums()
         self._checkpoints: deque[_Checkpoint] = deque()
         self._observed_ns: dict[WindowSource, int] = {}
@@ -131,16 +133,20 @@ class GpuTotals:
         self._histograms: dict[Unit, _Histogram] = {}
         self._windows: dict[tuple[WindowSource, str], int] = {}
         self._last_window_ns: dict[WindowSource, int] = {}
+        self._chain_end_ns: dict[WindowSource, int] = {}
         self._intervals_ns: dict[WindowSource, int] = {}
         self._readings = Readings(gpu.uuid, -MIN_STALE_NS, {})
         self._peaks = Peaks()
         self._nvml_busy_ns: int | None = None
         self._clock_event_ns: dict[str, int] = {}
         self._rejected: dict[tuple[str, str], int] = {}
+        self._xids: dict[tuple[int, str], int] = {}
+        self._xid_wall_ns: dict[int, int] = {}
 
     def add_window(self, window: Window) -> None:
         """Integrate one window, classify it and observe its intensities."""
         duration = window.duration_ns
+        self._count_gap(window)
         self._checkpoint(window.end_ns - duration)
         for quantity, value in window.values.items():
             amount = round(value) if quantity in COUNT_QUANTITIES else round(value * duration)
@@ -157,9 +163,14 @@ class GpuTotals:
         self._last_window_ns[window.source] = window.end_ns
         self._count_windows(window.source, "late" if window.late else "valid", 1)
 
-    def add_missed(self, missed: WindowsMissed) -> None:
-        """Count windows that were due and did not come."""
-        self._count_windows(missed.source, missed.result, missed.count)
+    def add_window_rejected(self, rejected: WindowsRejected) -> None:
+        """Count windows with impossible values; the next one follows them without a gap."""
+        self._count_windows(rejected.source, "rejected", rejected.count)
+        self._chain_end_ns[rejected.source] = rejected.time_ns
+
+    def break_chain(self, source: WindowSource) -> None:
+        """What follows is no gap: the source was paused or the GPU away, and its state says so."""
+        self._chain_end_ns.pop(source, None)
 
     def add_interval(self, source: WindowSource, interval_ns: int) -> None:
         """Note the window length in force."""
@@ -169,6 +180,14 @@ class GpuTotals:
         """Count a value that cannot be true."""
         key = (reading, reason)
         self._rejected[key] = self._rejected.get(key, 0) + 1
+
+    def add_xid(self, xid: int, origin: str, wall_ns: int) -> None:
+        """Count an Xid, per origin: the one that saw more counts, since both tell of the same."""
+        known = xid in self._xid_wall_ns
+        if not known and len(self._xid_wall_ns) >= MAX_XIDS:
+            return
+        self._xids[xid, origin] = self._xids.get((xid, origin), 0) + 1
+        self._xid_wall_ns[xid] = wall_ns
 
     def add_readings(self, readings: Readings) -> None:
         """Replace the slow readings; integrate those that are a state over time."""
@@ -207,10 +226,26 @@ class GpuTotals:
             rejected=self._rejected.copy(),
         )
 
+    def xids(self) -> dict[int, tuple[int, int]]:
+        """Per Xid: how often, and the Unix time of the newest in ns."""
+        counts: dict[int, int] = {}
+        for (xid, _), count in self._xids.items():
+            counts[xid] = max(counts.get(xid, 0), count)
+        return {xid: (count, self._xid_wall_ns[xid]) for xid, count in counts.items()}
+
     def is_stale(self, source: WindowSource, since_ns: int, now_ns: int) -> bool:
         """Whether `source`, running since `since_ns`, delivered no window for max(2 windows, 5 s)."""
         limit = max(2 * self._intervals_ns.get(source, 0), MIN_STALE_NS)
         return now_ns - max(since_ns, self._last_window_ns.get(source, since_ns)) > limit
+
+    def _count_gap(self, window: Window) -> None:
+        """Windows that were due between the last one and this one are lost."""
+        begin_ns = window.end_ns - window.duration_ns
+        gap_ns = begin_ns - self._chain_end_ns.get(window.source, begin_ns)
+        interval_ns = self._intervals_ns.get(window.source, window.duration_ns)
+        if gap_ns > interval_ns // 2:
+            self._count_windows(window.source, "lost", max(1, round(gap_ns / interval_ns)))
+        self._chain_end_ns[window.source] = window.end_ns
 
     def _count_windows(self, source: WindowSource, result: str, count: int) -> None:
         key = (source, result)
@@ -238,12 +273,12 @@ class GpuTotals:
             return
         self._checkpoints.append(_Checkpoint(time_ns, self._sums.copy(), self._class_ns.copy()))
         # One checkpoint at or before the start of the gauge window has to stay.
-        while len(self._checkpoints) > 1 and self._checkpoints[1].time_ns <= time_ns - self._gauge_window_ns:
+        while len(self._checkpoints) > 1 and self._checkpoints[1].time_ns <= time_ns - self.gauge_window_ns:
             self._checkpoints.popleft()
 
     def _gauge_start(self, now_ns: int) -> _Checkpoint | None:
         """The sums as the gauge window began (to a second), None when windows stopped."""
         if all(self.is_stale(source, last, now_ns) for source, last in self._last_window_ns.items()):
             return None
-        start = now_ns - self._gauge_window_ns
+        start = now_ns - self.gauge_window_ns
         return next((c for c in self._checkpoints if c.time_ns >= start), self._checkpoints[-1])

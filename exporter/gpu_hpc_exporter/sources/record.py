@@ -14,8 +14,8 @@ from typing import Self
 import msgspec
 
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.model import DriverError, Event, Gpu, Inventory, Window
-from gpu_hpc_exporter.sources.recording import FORMAT, NS, HeaderLine, Line, PhaseLine, encode_event
+from gpu_hpc_exporter.model import DriverError, Event, Gpu, GpuFellOff, Inventory, Window
+from gpu_hpc_exporter.sources.recording import FORMAT, MAX_TEXT, NS, HeaderLine, Line, PhaseLine, encode_event
 
 
 class Recorder:
@@ -33,19 +33,24 @@ class Recorder:
         self._start_ns = time.monotonic_ns()
         self._masks: dict[str, str] = {}
         self._has_header = False
+        self._marks: list[PhaseLine] = []
         self.windows = 0
         """Windows written so far."""
 
     def __enter__(self) -> Self:
-        # mtime=0: the same events give the same file.
-        self._file = gzip.GzipFile(self._partial, "wb", mtime=0)
+        # Neither name nor time: the same events give the same file.
+        self._raw = self._partial.open("wb")
+        self._file = gzip.GzipFile("", "wb", fileobj=self._raw, mtime=0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with self._lock:
             self._file.close()
+            self._raw.close()
         if kind is None:
             self._partial.replace(self._path)
+        else:
+            self._partial.unlink(missing_ok=True)
 
     def put(self, event: Event) -> None:
         """Write one event; those before the first inventory have no GPU to belong to and are dropped."""
@@ -64,12 +69,19 @@ class Recorder:
     def mark(self, time_ns: int, name: str) -> None:
         """Write that a phase began at `time_ns` (CLOCK_MONOTONIC)."""
         with self._lock:
-            self._write(PhaseLine(max(0, time_ns - self._start_ns) / NS, name))
+            self._marks.append(PhaseLine(max(0, time_ns - self._start_ns) / NS, name[:MAX_TEXT]))
+            if self._has_header:
+                self._write_marks()
+
+    def _write_marks(self) -> None:
+        for mark in self._marks:
+            self._write(mark)
+        self._marks.clear()
 
     def _masked(self, event: Event) -> Event:
         if isinstance(event, Window):
             self.windows += 1
-        if isinstance(event, Inventory | DriverError) or not event.uuid:
+        if isinstance(event, Inventory | DriverError | GpuFellOff) or not event.uuid:
             return event
         return replace(event, uuid=self._mask(event.uuid))
 
@@ -90,6 +102,7 @@ class Recorder:
             self._has_header = True
             gpus = [gpu.uuid for gpu in inventory.gpus]
             self._write(HeaderLine(FORMAT, __version__, inventory.driver, ["gpm", "nvml"], gpus))
+            self._write_marks()
 
     def _write(self, line: Line) -> None:
         self._file.write(self._encoder.encode(line) + b"\n")
@@ -108,5 +121,5 @@ def read_marks(path: Path, seen: int) -> Iterator[tuple[int, str]]:
         seconds, _, name = line.strip().partition(" ")
         try:
             yield round(float(seconds) * NS), name
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ValueError(f"{path}: line {number}: expected `<seconds> <phase>`, found {line[:80]!r}") from None

@@ -1,13 +1,14 @@
 """The recording format: `*.jsonl.gz`, one JSON object a line, `"type"` first, `t` in seconds from the start.
 
-Lines are `header`, `phase`, `inventory`, `reading`, `missed`, `rejected` and `state`. Values are in base
+Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected` and `state`. Values are in base
 units. A recording comes from somebody else's machine, so every line is checked against these types and
 every problem names file and line.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from gpu_hpc_exporter.model import (
     DriverError,
     Event,
     Gpu,
+    GpuFellOff,
     IntervalInForce,
     Inventory,
     Quantity,
@@ -26,16 +28,22 @@ from gpu_hpc_exporter.model import (
     State,
     StateChange,
     Window,
-    WindowsMissed,
     WindowSource,
+    WindowsRejected,
+    XidError,
 )
+from gpu_hpc_exporter.sources.values import problem_of_quantity, problem_of_reading
+
+T = TypeVar("T")
 
 FORMAT: Final = 1
 NS: Final = 1_000_000_000
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """From the start of the recording; 30 years at most, so that nanoseconds stay exact integers."""
-Text = Annotated[str, msgspec.Meta(max_length=400)]
+MAX_WINDOW_S: Final = 60
+MAX_TEXT: Final = 400
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class HeaderLine(msgspec.Struct, tag="header", tag_field="type", frozen=True):
@@ -74,14 +82,13 @@ class ReadingLine(msgspec.Struct, tag="reading", tag_field="type", frozen=True, 
     late: bool = False
 
 
-class MissedLine(msgspec.Struct, tag="missed", tag_field="type", frozen=True):
-    """Windows that were due and did not come."""
+class WindowsRejectedLine(msgspec.Struct, tag="windows_rejected", tag_field="type", frozen=True):
+    """Windows whose values cannot be true."""
 
     t: Seconds
     gpu: Text
     source: WindowSource
-    result: Literal["lost", "rejected"]
-    count: Annotated[int, msgspec.Meta(ge=1)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class RejectedLine(msgspec.Struct, tag="rejected", tag_field="type", frozen=True):
@@ -104,7 +111,7 @@ class StateLine(msgspec.Struct, tag="state", tag_field="type", frozen=True, omit
     interval: Seconds = 0.0
 
 
-Line = HeaderLine | PhaseLine | InventoryLine | ReadingLine | MissedLine | RejectedLine | StateLine
+Line = HeaderLine | PhaseLine | InventoryLine | ReadingLine | WindowsRejectedLine | RejectedLine | StateLine
 
 
 def encode_event(event: Event, start_ns: int) -> Line | None:
@@ -117,16 +124,23 @@ def encode_event(event: Event, start_ns: int) -> Line | None:
             return ReadingLine(seconds, uuid, "nvml", {str(k): v for k, v in readings.items()})
         case Inventory(_, gpus, driver):
             return InventoryLine(seconds, driver, list(gpus))
-        case WindowsMissed(_, uuid, source, result, count):
-            return MissedLine(seconds, uuid, source, result, count)
+        case WindowsRejected(_, uuid, source, count):
+            return WindowsRejectedLine(seconds, uuid, source, count)
         case ReadingRejected(_, uuid, reading, reason):
             return RejectedLine(seconds, uuid, reading, reason)
         case StateChange(_, source_name, uuid, state, why):
-            return StateLine(seconds, source_name, state, uuid, why)
+            return StateLine(seconds, source_name, state, uuid, why[:MAX_TEXT])
         case IntervalInForce(_, uuid, source, interval_ns):
             return StateLine(seconds, source, "active", uuid, "", interval_ns / NS)
-        case DriverError():
+        case XidError() | GpuFellOff() | DriverError():
             return None
+
+
+def _check(values: Mapping[T, float], problem_of: Callable[[T, float], str | None]) -> None:
+    for name, value in values.items():
+        problem = problem_of(name, value)
+        if problem is not None:
+            raise msgspec.ValidationError(f"{name} = {value}: {problem}")
 
 
 def decode_line(line: Line, start_ns: int) -> tuple[Event, ...]:
@@ -136,14 +150,19 @@ def decode_line(line: Line, start_ns: int) -> tuple[Event, ...]:
     time_ns = start_ns + round(line.t * NS)
     match line:
         case ReadingLine(source="nvml"):
-            return (Readings(line.gpu, time_ns, msgspec.convert(line.v, dict[Reading, float])),)
+            readings = msgspec.convert(line.v, dict[Reading, float])
+            _check(readings, problem_of_reading)
+            return (Readings(line.gpu, time_ns, readings),)
         case ReadingLine():
             values = msgspec.convert(line.v, dict[Quantity, float])
+            _check(values, problem_of_quantity)
+            if not 0 < line.dt <= MAX_WINDOW_S:
+                raise msgspec.ValidationError(f"a window of {line.dt} s: expected more than 0, at most {MAX_WINDOW_S}")
             return (Window(line.gpu, "gpm", time_ns, round(line.dt * NS), values, line.late),)
         case InventoryLine():
             return (Inventory(time_ns, tuple(line.gpus), line.driver),)
-        case MissedLine():
-            return (WindowsMissed(time_ns, line.gpu, line.source, line.result, line.count),)
+        case WindowsRejectedLine():
+            return (WindowsRejected(time_ns, line.gpu, line.source, line.count),)
         case RejectedLine():
             return (ReadingRejected(time_ns, line.gpu, line.reading, line.reason),)
         case StateLine(source="gpm") if line.interval:

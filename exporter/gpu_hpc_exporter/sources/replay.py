@@ -42,20 +42,25 @@ class Recording:
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Read and check every line. Raises RecordingError."""
-        lines = list(_lines(path))
-        header = lines[0] if lines else None
-        if not isinstance(header, HeaderLine):
+        header: HeaderLine | None = None
+        phases: list[Phase] = []
+        events: list[Event] = []
+        for line, decoded in _read(path):
+            if isinstance(line, HeaderLine):
+                header = line
+            elif isinstance(line, PhaseLine):
+                phases.append(Phase(line.t, line.name))
+            events.extend(decoded)
+        if header is None:
             raise RecordingError(f"{path}: line 1: a recording begins with a header")
-        if header.format != FORMAT:
-            raise RecordingError(f"{path}: line 1: format {header.format}, this version reads format {FORMAT}")
-        timed = sorted((line for line in lines if not isinstance(line, HeaderLine)), key=lambda line: line.t)
-        events = tuple(event for line in timed for event in _decoded(path, line))
         if not any(isinstance(event, Inventory) for event in events):
             raise RecordingError(f"{path}: no inventory line: the recording names no GPU")
-        if timed[-1].t <= 0:
+        events.sort(key=time_of)
+        phases.sort(key=lambda phase: phase.start)
+        duration_ns = max(time_of(events[-1]), round(phases[-1].start * NS) if phases else 0)
+        if duration_ns <= 0:
             raise RecordingError(f"{path}: every line is at t=0: there is nothing to play")
-        phases = tuple(Phase(line.t, line.name) for line in timed if isinstance(line, PhaseLine))
-        return cls(path, header, phases, events, round(timed[-1].t * NS))
+        return cls(path, header, tuple(phases), tuple(events), duration_ns)
 
 
 def time_of(event: Event) -> int:
@@ -71,15 +76,26 @@ def play(recording: Recording, start_ns: int) -> Iterator[Event]:
 
 def loop(recording: Recording, start_ns: int) -> Iterator[Event]:
     """The recording again and again. What the driver itself counts goes on from where it stood."""
-    offsets: dict[tuple[str, Reading], float] = {}
-    growth = _growth(recording)
+    counters: dict[tuple[str, Reading], _Counter] = {}
     while True:
         for event in recording.events:
             shifted = _shifted(event, start_ns)
-            yield _continued(shifted, offsets) if isinstance(shifted, Readings) else shifted
+            yield _continued(shifted, counters) if isinstance(shifted, Readings) else shifted
         start_ns += recording.duration_ns
-        for key, grown in growth.items():
-            offsets[key] = offsets.get(key, 0.0) + grown
+
+
+@dataclass(slots=True)
+class _Counter:
+    """What a counter of the driver showed last, and the total of its growth that is shown in its place."""
+
+    shown: float
+    total: float
+
+    def advance(self, shown: float) -> float:
+        """The total after the counter moved to `shown`; a step back is a new loop, or a driver's restart."""
+        self.total += max(0.0, shown - self.shown)
+        self.shown = shown
+        return self.total
 
 
 def _shifted(event: Event, start_ns: int) -> Event:
@@ -88,24 +104,16 @@ def _shifted(event: Event, start_ns: int) -> Event:
     return replace(event, time_ns=event.time_ns + start_ns)
 
 
-def _continued(readings: Readings, offsets: dict[tuple[str, Reading], float]) -> Readings:
-    values = {name: value + offsets.get((readings.uuid, name), 0.0) for name, value in readings.values.items()}
+def _continued(readings: Readings, counters: dict[tuple[str, Reading], _Counter]) -> Readings:
+    values = dict(readings.values)
+    for name in CUMULATIVE_READINGS & values.keys():
+        counter = counters.setdefault((readings.uuid, name), _Counter(values[name], values[name]))
+        values[name] = counter.advance(values[name])
     return replace(readings, values=values)
 
 
-def _growth(recording: Recording) -> dict[tuple[str, Reading], float]:
-    first: dict[tuple[str, Reading], float] = {}
-    last: dict[tuple[str, Reading], float] = {}
-    for event in recording.events:
-        if isinstance(event, Readings):
-            for name, value in event.values.items():
-                if name in CUMULATIVE_READINGS:
-                    first.setdefault((event.uuid, name), value)
-                    last[event.uuid, name] = value
-    return {key: last[key] - first[key] for key in first}
-
-
-def _lines(path: Path) -> Iterator[Line]:
+def _read(path: Path) -> Iterator[tuple[HeaderLine | PhaseLine, tuple[Event, ...]] | tuple[None, tuple[Event, ...]]]:
+    """Header and phases as they are, other lines as their events, in the order of the file."""
     decoder = msgspec.json.Decoder(Line)
     size = 0
     number = 0
@@ -116,17 +124,27 @@ def _lines(path: Path) -> Iterator[Line]:
                 size += len(raw)
                 if size > MAX_BYTES:
                     raise RecordingError(f"{path}: line {number}: longer than {MAX_BYTES >> 20} MiB unpacked")
-                yield decoder.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise RecordingError(f"{path}: line {number}: {error}") from error
+                if number == 1:
+                    _check_header(path, raw)
+                line = decoder.decode(raw)
+                yield (line, ()) if isinstance(line, HeaderLine | PhaseLine) else (None, decode_line(line, 0))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RecordingError(f"{path}: line {number}: {' '.join(str(error).split())}") from error
+    except FileNotFoundError as error:
+        raise RecordingError(f"{path}: there is no such file; see --replay.file") from error
     except (OSError, EOFError, zlib.error) as error:
         raise RecordingError(f"{path}: after line {number}: {error}") from error
 
 
-def _decoded(path: Path, line: Line) -> tuple[Event, ...]:
+def _check_header(path: Path, raw: bytes) -> None:
+    """The format's number comes first: lines of another format may be anything."""
     try:
-        return decode_line(line, 0)
-    except msgspec.ValidationError as error:
-        raise RecordingError(
-            f"{path}: {type(line).__name__} at t={line.t if hasattr(line, 't') else 0}: {error}"
-        ) from error
+        header = msgspec.json.decode(raw, type=_AnyHeader)
+    except msgspec.MsgspecError as error:
+        raise RecordingError(f"{path}: line 1: a recording begins with a header") from error
+    if header.format != FORMAT:
+        raise RecordingError(f"{path}: line 1: format {header.format}, this version reads format {FORMAT}")
+
+
+class _AnyHeader(msgspec.Struct, tag="header", tag_field="type"):
+    format: int

@@ -13,13 +13,13 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final
 
 import pynvml
 
-from gpu_hpc_exporter.model import Gpu, Quantity, ReadingRejected, Window, WindowsMissed
+from gpu_hpc_exporter.model import Gpu, Quantity, ReadingRejected, Window, WindowsRejected
 from gpu_hpc_exporter.sources.nvml.library import DriverCallError, Handle, driver_errors
-from gpu_hpc_exporter.sources.nvml.values import ROUNDING, problem_of
+from gpu_hpc_exporter.sources.values import ROUNDING, problem_of
 
 _NS: Final = 1_000_000_000
 FLOOR_NS: Final = 100_000_000
@@ -68,7 +68,7 @@ _C2C: Final[tuple[tuple[int, Quantity], ...]] = (
 _CORE: Final = frozenset[Quantity]({"sm_active", "dram_active"})
 """Without these a window says nothing and is rejected whole."""
 
-Outcome = Window | WindowsMissed | ReadingRejected
+Outcome = Window | WindowsRejected | ReadingRejected
 
 
 _Answer = tuple[Quantity, float, float]
@@ -131,7 +131,10 @@ class GpmStream:
         return not self._free
 
     def windows(self) -> Iterator[Outcome]:
-        """Windows between the samples taken. Raises DriverCallError where the driver cannot evaluate one."""
+        """Windows between the samples taken, and what was rejected; what is missing between them is lost.
+
+        Raises DriverCallError where the driver cannot evaluate one.
+        """
         while len(self._taken) > 1:
             (begin_ns, before), (end_ns, after) = self._taken[0], self._taken[1]
             duration_ns = end_ns - begin_ns
@@ -140,7 +143,6 @@ class GpmStream:
                 pynvml.nvmlGpmMetricsGet(self._request)
             except pynvml.NVMLError as error:
                 self._retire(0)
-                yield self._missed(end_ns, "lost", duration_ns)
                 raise DriverCallError(error) from error
             values, rejected, refreshed = self._decode(end_ns, duration_ns)
             if not refreshed and duration_ns <= MAX_WINDOW_NS:
@@ -148,11 +150,10 @@ class GpmStream:
                 continue
             self._retire(0)
             yield from rejected
-            if duration_ns > MAX_WINDOW_NS:
-                yield self._missed(end_ns, "lost" if refreshed else "rejected", duration_ns)
-            elif not values.keys() >= _CORE:
-                yield self._missed(end_ns, "rejected", duration_ns)
-            else:
+            if not refreshed or not values.keys() >= _CORE:
+                count = max(1, round(duration_ns / self._interval_ns))
+                yield WindowsRejected(end_ns, self._uuid, "gpm", count)
+            elif duration_ns <= MAX_WINDOW_NS:
                 late = duration_ns > LATE * self._interval_ns
                 yield Window(self._uuid, "gpm", end_ns, duration_ns, values, late)
 
@@ -160,10 +161,6 @@ class GpmStream:
         _, sample = self._taken[position]
         del self._taken[position]
         self._free.append(sample)
-
-    def _missed(self, now_ns: int, result: Literal["lost", "rejected"], duration_ns: int) -> WindowsMissed:
-        count = max(1, round(duration_ns / self._interval_ns))
-        return WindowsMissed(now_ns, self._uuid, "gpm", result, count)
 
     def _decode(self, now_ns: int, duration_ns: int) -> tuple[dict[Quantity, float], list[ReadingRejected], bool]:
         """Values that can be true, what was rejected, and whether the window saw a refresh."""

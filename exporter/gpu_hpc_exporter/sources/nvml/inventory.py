@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -12,8 +11,6 @@ import pynvml
 from gpu_hpc_exporter.model import Gpu, Link
 from gpu_hpc_exporter.sources.nvml.library import FATAL, Handle, driver_errors, error_name
 from gpu_hpc_exporter.sources.nvml.readings import count_nvlinks, field_value
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -43,26 +40,44 @@ class Device:
     handle: Handle
     gpu: Gpu
     instances: tuple[Instance, ...] = ()
+    is_vgpu: bool = False
+    """A guest's share of a GPU: calls for the physical board fail there, or fill the guest's kernel log."""
 
 
-def list_devices() -> tuple[Device, ...]:
-    """Every GPU that answers; one that does not is logged and left out, the others stay.
+Fingerprint = tuple[tuple[str, ...], ...]
+"""Per index: the GPU's UUID and those of its MIG instances, or the error it answers."""
 
-    Raises DriverCallError where not even the count can be read.
-    """
-    devices = []
+
+def count_devices() -> int:
+    """How many physical GPUs the driver counts. Raises DriverCallError."""
     with driver_errors():
-        count = pynvml.nvmlDeviceGetCount()
-    for index in range(count):
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            devices.append(_describe(handle, index))
-        except pynvml.NVMLError as error:
-            log.warning("GPU %d does not answer (%s): it is left out, the others go on", index, error_name(error))
-    return tuple(devices)
+        return int(pynvml.nvmlDeviceGetCount())
+
+
+def describe(index: int) -> Device:
+    """The GPU at an index. Raises DriverCallError."""
+    with driver_errors():
+        return _describe(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+
+
+def take_fingerprint() -> Fingerprint:
+    """What there is now, from calls of a few microseconds. Raises DriverCallError without a count."""
+    return tuple(_identify(index) for index in range(count_devices()))
+
+
+def _identify(index: int) -> tuple[str, ...]:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        instances = _instance_handles(handle) if _mig_mode(handle) == "enabled" else ()
+        return (uuid, *(str(pynvml.nvmlDeviceGetUUID(instance)) for instance in instances))
+    except pynvml.NVMLError as error:
+        return (error_name(error),)
 
 
 def _describe(handle: Handle, index: int) -> Device:
+    mode = _optional(lambda: pynvml.nvmlDeviceGetVirtualizationMode(handle))
+    is_vgpu = mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
     major_minor = _optional(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     gpu = Gpu(
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
@@ -74,10 +89,10 @@ def _describe(handle: Handle, index: int) -> Device:
         serial=_text(lambda: pynvml.nvmlDeviceGetSerial(handle)),
         vbios=_text(lambda: pynvml.nvmlDeviceGetVbiosVersion(handle)),
         mig_mode=_mig_mode(handle),
-        links=_links(handle),
+        links=() if is_vgpu else _links(handle),
     )
     instances = _list_instances(handle, gpu) if gpu.mig_mode == "enabled" else ()
-    return Device(handle, gpu, instances)
+    return Device(handle, gpu, instances, is_vgpu)
 
 
 def _mig_mode(handle: Handle) -> str:
@@ -101,16 +116,18 @@ def _links(handle: Handle) -> tuple[Link, ...]:
 
 
 def _list_instances(parent: Handle, gpu: Gpu) -> tuple[Instance, ...]:
-    instances = []
-    for position in range(_optional(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0):
-        try:
-            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, position)
-        except pynvml.NVMLError as error:
-            if error.value in FATAL:
-                raise
-            continue  # an empty place
-        instances.append(_describe_instance(handle, gpu))
-    return tuple(instances)
+    return tuple(_describe_instance(handle, gpu) for handle in _instance_handles(parent))
+
+
+def _instance_handles(parent: Handle) -> tuple[Handle, ...]:
+    """Handles of the MIG instances; places without one are skipped."""
+    places = range(_optional(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0)
+    found = (_instance_at(parent, place) for place in places)
+    return tuple(handle for handle in found if handle is not None)
+
+
+def _instance_at(parent: Handle, place: int) -> Handle | None:
+    return _optional(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, place))
 
 
 def _describe_instance(handle: Handle, parent: Gpu) -> Instance:
@@ -148,7 +165,10 @@ def _optional(call: Callable[[], T]) -> T | None:
 
 
 def _text(call: Callable[[], Any]) -> str:
-    answer = _optional(call)
+    try:
+        answer = _optional(call)
+    except UnicodeDecodeError:  # pynvml decodes names strictly
+        return "\N{REPLACEMENT CHARACTER}"
     if isinstance(answer, bytes):
         return answer.decode("utf-8", "replace")
     return "" if answer is None else str(answer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pynvml
@@ -35,7 +37,8 @@ UNSUPPORTED: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERR
 _REMEDIES: Final[dict[str, str]] = {
     "library_not_found": (
         "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or in a container give it the driver's "
-        "libraries (NVIDIA container toolkit with capability `utility`, or the pod's runtimeClassName)"
+        "libraries (NVIDIA container toolkit with capability `utility`, the pod's runtimeClassName, or "
+        "--path.driver-root)"
     ),
     "driver_not_loaded": "the kernel module is not loaded: `modprobe nvidia`, or look into `dmesg` for why it failed",
     "lib_rm_version_mismatch": (
@@ -87,8 +90,40 @@ def error_name(error: pynvml.NVMLError) -> str:
     return _ERROR_NAMES.get(error.value, f"code_{error.value}")
 
 
-def open_library() -> None:
+_LIBRARY: Final = "libnvidia-ml.so.1"
+_LIBRARY_FOLDERS: Final = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "lib64",
+    "lib",
+)
+"""Where a driver root (a host's root, or the driver container's) keeps the library."""
+_CONTAINER_FOLDERS: Final = (
+    "/usr/local/nvidia/lib64",  # GKE's and NVIDIA's images
+    "/home/kubernetes/bin/nvidia/lib64",  # GKE's host path
+    "/usr/lib/wsl/lib",  # WSL 2
+)
+
+
+def find_library(driver_root: Path) -> None:
+    """Load the library from the common container set-ups where the loader's own path lacks it.
+
+    Once a file with this soname is loaded, pynvml's own load by name finds it.
+    """
+    folders = [*(driver_root / folder for folder in _LIBRARY_FOLDERS), *map(Path, _CONTAINER_FOLDERS)]
+    for path in (_LIBRARY, *(str(folder / _LIBRARY) for folder in folders)):
+        try:
+            ctypes.CDLL(path)
+        except OSError:
+            continue
+        return
+
+
+def open_library(driver_root: Path) -> None:
     """Load and initialise NVML, or raise `DriverUnavailableError`."""
+    find_library(driver_root)
     try:
         pynvml.nvmlInitWithFlags(0)
     except pynvml.NVMLError as error:
@@ -120,5 +155,5 @@ def driver_versions() -> Driver:
 def _text_or_empty(call: Callable[[], object]) -> str:
     try:
         return str(call())
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, UnicodeDecodeError):
         return ""

@@ -16,7 +16,7 @@ import pynvml
 
 from gpu_hpc_exporter.model import Reading
 from gpu_hpc_exporter.sources.nvml.library import FATAL, DriverCallError, Handle
-from gpu_hpc_exporter.sources.nvml.values import Problem, problem_of_reading
+from gpu_hpc_exporter.sources.values import Problem, problem_of_reading
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,11 @@ ONCE: Final = 3600 * _NS
 REPROBE: Final = 3600 * _NS
 
 _MILLI: Final = 1000
+_U64_NOT_AVAILABLE: Final = 2**64 - 1
+_CORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+_UNCORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+_VOLATILE: Final = pynvml.NVML_VOLATILE_ECC
+_AGGREGATE: Final = pynvml.NVML_AGGREGATE_ECC
 _MHZ: Final = 1_000_000
 
 PCIE_LANE_BYTES_PER_SECOND: Final[dict[int, float]] = {
@@ -54,6 +59,16 @@ _CLOCK_EVENT_BITS: Final[tuple[tuple[int, Reading], ...]] = (
     (0x100, "clock_event_display_clock_setting"),
 )
 """nvmlClocksEventReason* of nvml.h."""
+
+_NVLINK_ERRORS: Final[tuple[tuple[int, Reading], ...]] = (
+    (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, "nvlink_errors_replay"),
+    (pynvml.NVML_NVLINK_ERROR_DL_RECOVERY, "nvlink_errors_recovery"),
+    (pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, "nvlink_errors_crc_flit"),
+    (pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA, "nvlink_errors_crc_data"),
+)
+
+RECOVERY_ACTIONS: Final = range(8)
+"""nvmlDeviceGpuRecoveryAction_t of nvml.h, 0 (none) to 7; another number is no action that we know."""
 
 Values = dict[Reading, float]
 
@@ -90,8 +105,10 @@ class ReadingTable:
     What a GPU does not support is asked again after an hour, not once a second.
     """
 
-    def __init__(self, handle: Handle, label: str, groups: tuple[Group, ...]) -> None:
+    def __init__(self, handle: Handle, label: str, groups: tuple[Group, ...], on_call: Callable[[str], None]) -> None:
+        """`on_call` is told the name of each group before its driver calls."""
         self._handle = handle
+        self._on_call = on_call
         self._label = label
         self._slots = [_Slot(group) for group in groups]
 
@@ -99,18 +116,22 @@ class ReadingTable:
         """Values as of `now_ns`. Raises DriverCallError only for codes after which no call can succeed."""
         problems: list[tuple[Reading, Problem]] = []
         errors: list[str] = []
+        succeeded = False
         for slot in self._slots:
             if now_ns >= slot.due_ns:
                 slot.due_ns = now_ns + slot.group.period_ns
+                self._on_call(slot.group.name)
                 try:
                     slot.values = _checked(slot.group.read(self._handle), problems)
+                    succeeded = True
                 except pynvml.NVMLError as error:
                     slot.values = None
                     self._note(slot, error, now_ns, errors)
         values: Values = {}
         for slot in self._slots:
             values.update(slot.values or {})
-        answered = any(slot.values is not None for slot in self._slots)
+        # Values kept from earlier passes must not pass for an answer where every call fails now.
+        answered = succeeded or (bool(values) and not errors)
         return Pass(values, tuple(problems), tuple(errors), answered)
 
     def _note(self, slot: _Slot, error: pynvml.NVMLError, now_ns: int, errors: list[str]) -> None:
@@ -223,41 +244,42 @@ def _slowdown_temperature(handle: Handle) -> Values:
     return {"temperature_slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, kind)}
 
 
-def _clocks(handle: Handle) -> Values:
-    return {
-        "clock_sm_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * _MHZ,
-        "clock_memory_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM) * _MHZ,
-        "clock_video_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_VIDEO) * _MHZ,
-    }
+def _clock(domain: int, reading: Reading) -> Callable[[Handle], Values]:
+    return lambda handle: {reading: pynvml.nvmlDeviceGetClockInfo(handle, domain) * _MHZ}
 
 
-def _clock_limits(handle: Handle) -> Values:
-    return {
-        "clock_limit_sm_hertz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM) * _MHZ,
-        "clock_limit_memory_hertz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM) * _MHZ,
-        "clock_limit_video_hertz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_VIDEO) * _MHZ,
-    }
+def _clock_limit(domain: int, reading: Reading) -> Callable[[Handle], Values]:
+    return lambda handle: {reading: pynvml.nvmlDeviceGetMaxClockInfo(handle, domain) * _MHZ}
 
 
 def _clock_events(handle: Handle) -> Values:
     mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    if mask == _U64_NOT_AVAILABLE:  # every bit set: one reading that cannot be true, not nine reasons that are
+        return {"clock_event_gpu_idle": float(mask)}
     return {reading: float(bool(mask & bit)) for bit, reading in _CLOCK_EVENT_BITS}
 
 
-def _pcie_link(handle: Handle) -> Values:
+def _pcie_generation(handle: Handle) -> Values:
+    return {"pcie_link_generation_current": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)}
+
+
+def _pcie_generation_limit(handle: Handle) -> Values:
+    return {"pcie_link_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)}
+
+
+def _pcie_width(handle: Handle) -> Values:
+    return {"pcie_link_width_current": pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)}
+
+
+def _pcie_width_limit(handle: Handle) -> Values:
+    return {"pcie_link_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}
+
+
+def _pcie_limit(handle: Handle) -> Values:
+    """The maximum generation, since idle links clock down; the current width, since lanes that are lost stay lost."""
     width = pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
-    maximum = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
-    values: Values = {
-        "pcie_link_generation_current": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-        "pcie_link_generation_max": maximum,
-        "pcie_link_width_current": width,
-        "pcie_link_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
-    }
-    # The maximum generation, since idle links clock down; the current width, since lanes that are lost stay lost.
-    lane = PCIE_LANE_BYTES_PER_SECOND.get(maximum)
-    if lane is not None and width:
-        values["pcie_limit_bytes_per_second"] = width * lane
-    return values
+    lane = PCIE_LANE_BYTES_PER_SECOND.get(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+    return {"pcie_limit_bytes_per_second": width * lane} if width and lane else {}
 
 
 def _pcie_replays(handle: Handle) -> Values:
@@ -292,17 +314,19 @@ def _c2c_limit(handle: Handle) -> Values:
     return {"c2c_limit_bytes_per_second": links * field_value(handle, pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW) * 1e6}
 
 
-def _ecc_errors(handle: Handle) -> Values:
-    def total(severity: int, scope: int) -> int:
-        return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, severity, scope))
+def _nvlink_errors(handle: Handle) -> Values:
+    """Error counters summed over all links present."""
+    present, _ = count_nvlinks(handle)
+    values: Values = {}
+    for kind, reading in _NVLINK_ERRORS:
+        values[reading] = sum(
+            int(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, kind)) for link in range(present)
+        )
+    return values
 
-    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    return {
-        "ecc_corrected_volatile": total(corrected, pynvml.NVML_VOLATILE_ECC),
-        "ecc_corrected_aggregate": total(corrected, pynvml.NVML_AGGREGATE_ECC),
-        "ecc_uncorrected_volatile": total(uncorrected, pynvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected_aggregate": total(uncorrected, pynvml.NVML_AGGREGATE_ECC),
-    }
+
+def _ecc(severity: int, scope: int, reading: Reading) -> Callable[[Handle], Values]:
+    return lambda handle: {reading: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, severity, scope))}
 
 
 def _row_remap(handle: Handle) -> Values:
@@ -311,7 +335,11 @@ def _row_remap(handle: Handle) -> Values:
 
 
 def _recovery_action(handle: Handle) -> Values:
-    return {"recovery_action": field_value(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)}
+    action = field_value(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+    if action not in RECOVERY_ACTIONS:
+        log.warning("the driver asks for recovery action %d, which this version does not know", action)
+        return {}
+    return {"recovery_action": action}
 
 
 BOARD_GROUPS: Final = (
@@ -321,23 +349,39 @@ BOARD_GROUPS: Final = (
     Group("module power", SECOND, _module_power),
     Group("temperature", SECOND, _gpu_temperature),
     Group("memory temperature", SECOND, _memory_temperature),
-    Group("clocks", SECOND, _clocks),
+    Group("SM clock", SECOND, _clock(pynvml.NVML_CLOCK_SM, "clock_sm_hertz")),
+    Group("memory clock", SECOND, _clock(pynvml.NVML_CLOCK_MEM, "clock_memory_hertz")),
+    Group("video clock", SECOND, _clock(pynvml.NVML_CLOCK_VIDEO, "clock_video_hertz")),
     Group("clock event reasons", SECOND, _clock_events),
-    Group("PCIe link", SELDOM, _pcie_link),
+    Group("PCIe generation", SELDOM, _pcie_generation),
+    Group("PCIe width", SELDOM, _pcie_width),
+    Group("PCIe bandwidth limit", SELDOM, _pcie_limit),
     Group("energy", RARELY, _energy),
     Group("power limit", SELDOM, _power_limit),
     Group("PCIe replays", RARELY, _pcie_replays),
     Group("NVLink state", SELDOM, _nvlink),
-    Group("ECC errors", SELDOM, _ecc_errors),
+    Group("NVLink errors", RARELY, _nvlink_errors),
+    Group("ECC errors (corrected volatile)", SELDOM, _ecc(_CORRECTED, _VOLATILE, "ecc_corrected_volatile")),
+    Group("ECC errors (corrected aggregate)", SELDOM, _ecc(_CORRECTED, _AGGREGATE, "ecc_corrected_aggregate")),
+    Group("ECC errors (uncorrected volatile)", SELDOM, _ecc(_UNCORRECTED, _VOLATILE, "ecc_uncorrected_volatile")),
+    Group("ECC errors (uncorrected aggregate)", SELDOM, _ecc(_UNCORRECTED, _AGGREGATE, "ecc_uncorrected_aggregate")),
     Group("row remapping", SELDOM, _row_remap),
     Group("recovery action", SELDOM, _recovery_action),
     Group("slowdown temperature", ONCE, _slowdown_temperature),
-    Group("clock limits", ONCE, _clock_limits),
+    Group("SM clock limit", ONCE, _clock_limit(pynvml.NVML_CLOCK_SM, "clock_limit_sm_hertz")),
+    Group("memory clock limit", ONCE, _clock_limit(pynvml.NVML_CLOCK_MEM, "clock_limit_memory_hertz")),
+    Group("video clock limit", ONCE, _clock_limit(pynvml.NVML_CLOCK_VIDEO, "clock_limit_video_hertz")),
+    Group("maximum PCIe generation", ONCE, _pcie_generation_limit),
+    Group("maximum PCIe width", ONCE, _pcie_width_limit),
     Group("DRAM bandwidth limit", ONCE, _dram_limit),
     Group("NVLink bandwidth limit", ONCE, _nvlink_limit),
     Group("C2C bandwidth limit", ONCE, _c2c_limit),
 )
 """Everything of a whole board."""
+
+_PHYSICAL: Final = ("PCIe", "NVLink", "ECC", "row")
+VGPU_GROUPS: Final = tuple(group for group in BOARD_GROUPS if not any(word in group.name for word in _PHYSICAL))
+"""A vGPU guest's share: each call on the physical board would fill the guest's kernel log with a line."""
 
 
 def instance_groups(parent: Handle, peak_share: float) -> tuple[Group, ...]:

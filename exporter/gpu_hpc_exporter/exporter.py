@@ -1,0 +1,182 @@
+"""One running exporter: its configuration, its samplers and the fleet they feed; start, reload, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpu_hpc_exporter.config import Config, ConfigError
+from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
+from gpu_hpc_exporter.samplers.nvml import NvmlSampler
+from gpu_hpc_exporter.samplers.replay import ReplayClock, ReplaySampler
+from gpu_hpc_exporter.samplers.watch import CallWatches
+from gpu_hpc_exporter.scrape import ExpositionSettings
+from gpu_hpc_exporter.sources.replay import Recording
+
+log = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000_000
+LOST_STATUS: Final = 3
+"""Exit status after `exit_after_lost_minutes`."""
+_LOST_CHECK_S: Final = 1.0
+
+
+class Source(Protocol):
+    """Where a fleet's events come from."""
+
+    def fleet(self, config: Config) -> Fleet:
+        """The fleet that this source feeds, made once."""
+
+    def start(self, config: Config) -> None:
+        """Begin sampling; again after `stop`, with other settings."""
+
+    def stop(self) -> bool:
+        """End sampling; False where a thread is stuck in the driver."""
+
+
+class HardwareSource:
+    """This machine's GPUs: NVML, and the kernel log for what NVML does not tell."""
+
+    def __init__(self, driver_root: Path, kmsg: Path) -> None:
+        self._driver_root = driver_root
+        self._kmsg = kmsg
+        self._watches = CallWatches()
+        self._follows_kmsg = False
+
+    def fleet(self, config: Config) -> Fleet:
+        """Keeps time by the monotonic clock; knows of calls that hang."""
+        self._fleet = Fleet(
+            time.monotonic_ns, round(config.gauge_window_seconds * _NS), config.expected_gpus, self._watches.hung
+        )
+        return self._fleet
+
+    def start(self, config: Config) -> None:
+        """Start NVML's threads and, the first time, the kernel log's."""
+        if not self._follows_kmsg:
+            KernelLogSampler(self._fleet, self._kmsg).start()
+            self._follows_kmsg = True
+        interval_ns = round(config.sampling_interval_ms * 1e6)
+        self._nvml = NvmlSampler(self._fleet, interval_ns, self._driver_root, self._watches)
+        self._nvml.start()
+
+    def stop(self) -> bool:
+        """Stop NVML; the kernel log's thread sleeps in a read and holds nothing."""
+        return self._nvml.stop()
+
+
+class ReplaySource:
+    """A recording, in a loop."""
+
+    def __init__(self, recording: Recording, speed: float) -> None:
+        self._recording = recording
+        self._clock = ReplayClock(speed)
+
+    def fleet(self, config: Config) -> Fleet:
+        """Keeps time by the replay's clock."""
+        self._fleet = Fleet(self._clock, round(config.gauge_window_seconds * _NS), config.expected_gpus)
+        return self._fleet
+
+    def start(self, _: Config) -> None:
+        """Play from the beginning."""
+        self._sampler = ReplaySampler(self._fleet, self._recording, self._clock)
+        self._sampler.start()
+
+    def stop(self) -> bool:
+        """Stop playing."""
+        self._sampler.stop()
+        return True
+
+
+class Exporter:
+    """Holds the parts together over reloads. A configuration that cannot be loaded changes nothing."""
+
+    def __init__(self, load: Callable[[], Config], source: Source) -> None:
+        """`load` reads the configuration anew. Raises ConfigError at the start only."""
+        self._load = load
+        self._source = source
+        self._config = load()
+        self._settings = ExpositionSettings(self._config.series_limit)
+        self._fleet = source.fleet(self._config)
+        self._lock = threading.Lock()
+        self._reloads: set[asyncio.Task[str]] = set()
+        self.exit_status = 0
+
+    def snapshot(self) -> FleetSnapshot:
+        """The GPUs now."""
+        return self._fleet.snapshot()
+
+    def settings(self) -> ExpositionSettings:
+        """What the configuration says of expositions."""
+        return self._settings
+
+    def start(self) -> None:
+        """Begin sampling."""
+        _warn_of_idle_sections(self._config)
+        self._source.start(self._config)
+
+    def stop(self) -> bool:
+        """End sampling; False where a thread is stuck in the driver."""
+        with self._lock:
+            return self._source.stop()
+
+    def reload_soon(self) -> None:
+        """Reload in the background, as a signal handler must."""
+        task = asyncio.get_running_loop().create_task(self.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def reload(self) -> str:
+        """Read the configuration again and apply it; why it could not be, or ""."""
+        return await asyncio.to_thread(self._reload)
+
+    def _reload(self) -> str:
+        with self._lock:
+            try:
+                config = self._load()
+            except ConfigError as problem:
+                log.error("the configuration stays as it was: %s", problem)
+                self._settings = ExpositionSettings(
+                    self._config.series_limit, reload_succeeded=False, loaded_at=self._settings.loaded_at
+                )
+                return str(problem)
+            _warn_of_idle_sections(config)
+            resample = config.sampling_interval_ms != self._config.sampling_interval_ms
+            self._config = config
+            self._settings = ExpositionSettings(config.series_limit)
+            self._fleet.configure(round(config.gauge_window_seconds * _NS), config.expected_gpus)
+            if resample and self._source.stop():
+                self._source.start(config)
+            log.info("configuration reloaded")
+            return ""
+
+    async def stop_when_lost(self, stop: asyncio.Event) -> None:
+        """Set `stop` once access to GPUs that were there has been lost for as long as configured."""
+        was_up, lost_since = False, None
+        while True:
+            await asyncio.sleep(_LOST_CHECK_S)
+            minutes = self._config.exit_after_lost_minutes
+            if minutes is None:
+                continue
+            snapshot = self.snapshot()
+            readable = snapshot.is_up and bool(snapshot.gpus)
+            was_up = was_up or readable
+            if readable or not was_up:
+                lost_since = None
+                continue
+            lost_since = lost_since or time.monotonic()
+            if time.monotonic() - lost_since >= 60 * minutes:
+                log.error("no GPU could be read for %g minutes: ending, as configured", minutes)
+                self.exit_status = LOST_STATUS
+                stop.set()
+                return
+
+
+def _warn_of_idle_sections(config: Config) -> None:
+    for section in config.without_effect():
+        log.warning("configuration section `%s` has no effect in this version", section)

@@ -1,0 +1,211 @@
+"""The thread that owns one GPU: it alone calls the driver for it, on the beat of the sampling windows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpu_hpc_exporter.model import (
+    DriverError,
+    Gpu,
+    IntervalInForce,
+    ReadingRejected,
+    Readings,
+    Sink,
+    SourceName,
+    State,
+    StateChange,
+)
+from gpu_hpc_exporter.samplers.ticker import Ticker
+from gpu_hpc_exporter.samplers.watch import CallWatch
+from gpu_hpc_exporter.sources.nvml.gpm import GpmStream
+from gpu_hpc_exporter.sources.nvml.inventory import Device
+from gpu_hpc_exporter.sources.nvml.library import DriverCallError, Handle
+from gpu_hpc_exporter.sources.nvml.readings import BOARD_GROUPS, VGPU_GROUPS, Group, ReadingTable, instance_groups
+
+log = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000_000
+PUBLISH_PERIOD_NS: Final = _NS
+_GPM_REPROBE_NS: Final = 3600 * _NS
+_MAX_GPM_BACKOFF_NS: Final = 30 * _NS
+_MAX_GPM_FAILURES: Final = 20
+"""Failures in a row after which GPM is asked hourly, as on vGPUs that claim to support it and never deliver."""
+_MAX_FAILED_PASSES: Final = 3
+"""Passes in a row in which every reading fails: access to the GPU is lost, whatever the code."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row of the inventory, as its owner reads it: a whole GPU or a MIG instance."""
+
+    gpu: Gpu
+    table: ReadingTable
+    gpm: GpmStream | None = None
+    gpm_due_ns: int = 0
+    gpm_failures: int = 0
+    states: dict[SourceName, tuple[State, str]] = field(default_factory=dict)
+
+
+class GpuOwner:
+    """Owns one physical GPU and its MIG instances: every driver call for them happens in its thread."""
+
+    def __init__(
+        self, device: Device, sink: Sink, interval_ns: int, watch: CallWatch, on_end: Callable[[], None]
+    ) -> None:
+        """`watch` is told of every driver call; `on_end` is called when the GPU is lost or at a stop."""
+        self._device = device
+        self._watch = watch
+        self._failed_passes = 0
+        self.lost_reason = ""
+        """Why the GPU was lost, "" while it is not."""
+        self._sink = sink
+        self._interval_ns = interval_ns
+        self._publish_due_ns = 0
+        board = VGPU_GROUPS if device.is_vgpu else BOARD_GROUPS
+        self._rows = [self._row(device.gpu, device.handle, board)]
+        for instance in device.instances:
+            groups = instance_groups(device.handle, instance.gpu.peak_share)
+            self._rows.append(self._row(instance.gpu, instance.handle, groups))
+        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick, on_end)
+
+    def close(self) -> None:
+        """Publish what was sampled and free what the driver holds for this GPU, after the thread has ended."""
+        for row in self._rows:
+            with suppress(DriverCallError):  # the GPU was lost just now: there is nobody left to tell
+                self._publish(row, time.monotonic_ns())
+            if row.gpm is not None:
+                row.gpm.close()
+
+    def _row(self, gpu: Gpu, handle: Handle, groups: tuple[Group, ...]) -> _Row:
+        label = f"GPU {gpu.index} ({gpu.uuid})"
+        return _Row(gpu, ReadingTable(handle, label, groups, self._begin_call))
+
+    def _begin_call(self, call: str) -> None:
+        self._watch.begin(call, time.monotonic_ns())
+
+    def _tick(self) -> bool:
+        now_ns = time.monotonic_ns()
+        try:
+            self._watch.begin("GPM sample", now_ns)
+            for row in self._rows:
+                self._take(row, now_ns)
+            if now_ns >= self._publish_due_ns:
+                for row in self._rows:
+                    self._read(row, now_ns)
+                    self._begin_call("GPM metrics")
+                    self._publish(row, now_ns)
+                # The first window is published at once, later ones once a second.
+                first = self._publish_due_ns == 0
+                self._publish_due_ns = now_ns + (self._interval_ns if first else PUBLISH_PERIOD_NS)
+        except DriverCallError as error:
+            self._lose(error.name)
+            return False
+        finally:
+            self._watch.end()
+        return self._failed_passes < _MAX_FAILED_PASSES
+
+    @property
+    def index(self) -> int:
+        """The GPU's index at the time of the listing."""
+        return self._device.gpu.index
+
+    def _lose(self, name: str) -> None:
+        self.lost_reason = name
+        log.error("GPU %d (%s) is lost (%s): its series end", self._device.gpu.index, self._device.gpu.uuid, name)
+        self._sink.put(DriverError(time.monotonic_ns(), name))
+        for row in self._rows:
+            self._set_state(row, "nvml", "lost", name)
+            if row.gpm is not None:
+                self._set_state(row, "gpm", "lost", name)
+
+    def _read(self, row: _Row, now_ns: int) -> None:
+        result = row.table.read(now_ns)
+        for code in result.errors:
+            self._sink.put(DriverError(now_ns, code))
+        for reading, problem in result.problems:
+            self._sink.put(ReadingRejected(now_ns, row.gpu.uuid, reading, problem))
+        if result.answered:
+            self._sink.put(Readings(row.gpu.uuid, now_ns, result.values))
+            self._set_state(row, "nvml", "active", "")
+            self._failed_passes = 0
+        elif result.errors:
+            self._set_state(row, "nvml", "failed", result.errors[0])
+            self._failed_passes += not row.gpu.parent_uuid
+            if self._failed_passes == _MAX_FAILED_PASSES:
+                self._lose(result.errors[0])
+        else:
+            self._set_state(row, "nvml", "unsupported", "the driver offers no reading of this GPU")
+
+    def _take(self, row: _Row, now_ns: int) -> None:
+        if now_ns < row.gpm_due_ns:
+            return
+        row.gpm_due_ns = 0
+        if row.gpm is None:
+            row.gpm = self._open_gpm(row)
+            if row.gpm is None:
+                row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
+                return
+        try:
+            if row.gpm.take():
+                self._publish(row, now_ns)
+        except DriverCallError as error:
+            self._gpm_failed(row, error, now_ns)
+
+    def _publish(self, row: _Row, now_ns: int) -> None:
+        """Work off the samples taken since the last time."""
+        if row.gpm is None or now_ns < row.gpm_due_ns:
+            return
+        try:
+            for outcome in row.gpm.windows():
+                self._sink.put(outcome)
+        except DriverCallError as error:
+            self._gpm_failed(row, error, now_ns)
+            return
+        row.gpm_failures = 0
+        self._set_state(row, "gpm", "active", "")
+
+    def _open_gpm(self, row: _Row) -> GpmStream | None:
+        if row.gpu.mig_mode == "enabled" and not row.gpu.parent_uuid:
+            self._set_state(row, "gpm", "unsupported", "MIG is enabled: the instances have the windows")
+            return None
+        instance = int(row.gpu.gpu_instance) if row.gpu.parent_uuid else None
+        try:
+            stream = GpmStream(self._device.handle, row.gpu, self._interval_ns, instance)
+        except DriverCallError as error:
+            if error.fatal:
+                raise
+            if error.unsupported:
+                self._set_state(row, "gpm", "unsupported", "GPM needs a Hopper GPU or later (compute capability 9.0)")
+            else:
+                self._set_state(row, "gpm", "failed", error.name)
+            return None
+        self._sink.put(IntervalInForce(time.monotonic_ns(), row.gpu.uuid, "gpm", self._interval_ns))
+        return stream
+
+    def _gpm_failed(self, row: _Row, error: DriverCallError, now_ns: int) -> None:
+        """A window that fails is lost; the next tries come ever more seldom, in the end hourly."""
+        if error.fatal:
+            raise error
+        self._sink.put(DriverError(now_ns, error.name))
+        if error.unsupported:
+            self._set_state(row, "gpm", "unsupported", error.name)
+            row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
+            return
+        self._set_state(row, "gpm", "no_permission" if error.denied else "failed", error.name)
+        row.gpm_failures += 1
+        is_hopeless = row.gpm_failures > _MAX_GPM_FAILURES
+        backoff = _GPM_REPROBE_NS if is_hopeless else min(_NS << row.gpm_failures - 1, _MAX_GPM_BACKOFF_NS)
+        row.gpm_due_ns = now_ns + backoff
+
+    def _set_state(self, row: _Row, source: SourceName, state: State, reason: str) -> None:
+        if row.states.get(source) == (state, reason):
+            return
+        row.states[source] = (state, reason)
+        self._sink.put(StateChange(time.monotonic_ns(), source, row.gpu.uuid, state, reason))
+        if state not in ("active", "lost"):
+            log.warning("GPU %d (%s): %s is %s: %s", row.gpu.index, row.gpu.uuid, source, state, reason)

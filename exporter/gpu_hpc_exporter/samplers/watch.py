@@ -1,0 +1,70 @@
+"""Which driver calls are under way, so that one that never returns is seen and named by everybody else."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+CALL_DEADLINE_NS: Final = 3_000_000_000
+"""A driver call for one GPU that takes longer hangs. The slowest one of a healthy GPU takes 6 ms."""
+LIBRARY_DEADLINE_NS: Final = 30_000_000_000
+"""The same for the library: opening it initialises every GPU that no other process holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HungCall:
+    """A call for one GPU (or, with `uuid` "", for the library) that has not returned for `seconds`."""
+
+    uuid: str
+    call: str
+    seconds: float
+
+
+class CallWatch:
+    """What one thread is doing in the driver. Written by its thread, read by any other without a lock."""
+
+    def __init__(self, uuids: tuple[str, ...], deadline_ns: int) -> None:
+        self._uuids = uuids
+        self._deadline_ns = deadline_ns
+        self._current: tuple[str, int] | None = None
+
+    def begin(self, call: str, now_ns: int) -> None:
+        """A call starts; it replaces the one before."""
+        self._current = (call, now_ns)
+
+    def end(self) -> None:
+        """The thread is back from the driver."""
+        self._current = None
+
+    def hung(self, now_ns: int) -> list[HungCall]:
+        """The call under way, once per GPU of this thread, if it has passed its deadline."""
+        current = self._current
+        if current is None or now_ns - current[1] <= self._deadline_ns:
+            return []
+        return [HungCall(uuid, current[0], (now_ns - current[1]) / 1e9) for uuid in self._uuids]
+
+
+class CallWatches:
+    """The watches of all threads that call the driver, those of abandoned threads included."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: list[CallWatch] = []
+
+    def watch(self, *uuids: str, deadline_ns: int = CALL_DEADLINE_NS) -> CallWatch:
+        """A new watch for a thread that calls the driver for these GPUs."""
+        watch = CallWatch(uuids, deadline_ns)
+        with self._lock:
+            self._watches.append(watch)
+        return watch
+
+    def drop(self, watch: CallWatch) -> None:
+        """Forget the watch of a thread that has ended."""
+        with self._lock:
+            self._watches.remove(watch)
+
+    def hung(self, now_ns: int) -> tuple[HungCall, ...]:
+        """Every call past its deadline."""
+        with self._lock:
+            return tuple(call for watch in self._watches for call in watch.hung(now_ns))

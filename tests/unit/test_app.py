@@ -1,0 +1,268 @@
+"""The HTTP server over real connections: what it answers to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from aiohttp.web import Application, Request
+
+from exporter_process import parse
+from gpu_hpc_exporter.app import Backend, _is_loopback, build_app, not_ready_reason, serve
+from gpu_hpc_exporter.config import ConfigError
+from gpu_hpc_exporter.samplers.fleet import Fleet
+from gpu_hpc_exporter.scrape import ExpositionSettings
+from unit.objects import G0, G1, GAUGE_WINDOW_NS, M1, Clock, inventory, readings, running_fleet, state
+
+T = TypeVar("T")
+Client = TestClient[Request, Application]
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def read_fleet() -> Fleet:
+    """One GPU that was read."""
+    fleet = running_fleet(G0)
+    fleet.put(state("nvml", G0.uuid, "active"))
+    fleet.put(readings(9, {"power_gpu_watts": 300.0}))
+    return fleet
+
+
+@asynccontextmanager
+async def client(fleet: Fleet | None = None, path: str = "/metrics", problem: str = "") -> AsyncIterator[Client]:
+    """A client of a server whose reload answers `problem`."""
+
+    async def reload() -> str:
+        return problem
+
+    backend = Backend((fleet or read_fleet()).snapshot, lambda: ExpositionSettings(20_000), reload)
+    async with TestClient(TestServer(build_app(backend, path))) as connected:
+        yield connected
+
+
+async def ask(client: Client, method: str, path: str, **more: Any) -> tuple[int, str]:
+    """Status and text of one answer."""
+    async with client.request(method, path, **more) as answer:
+        return answer.status, await answer.text()
+
+
+def run(what: Callable[[Client], Awaitable[T]], fleet: Fleet | None = None, **options: str) -> T:
+    """The result of `what` with a client."""
+
+    async def connected() -> T:
+        async with client(fleet, **options) as opened:
+            return await what(opened)
+
+    return asyncio.run(connected())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "start"),
+    [
+        ("GET", "/metrics", 200, "# HELP gpu_hpc_up "),
+        ("GET", "/metrics?name[]=up&x=%ff", 200, "# HELP gpu_hpc_up "),
+        ("GET", "/", 200, "<!doctype html>"),
+        ("GET", "/-/healthy", 200, "healthy\n"),
+        ("GET", "/-/ready", 200, "ready\n"),
+        ("POST", "/-/reload", 200, "reloaded\n"),
+        ("GET", "/-/reload", 405, "405"),
+        ("PUT", "/-/reload", 405, "405"),
+        ("POST", "/metrics", 405, "405"),
+        ("DELETE", "/metrics", 405, "405"),
+        ("POST", "/", 405, "405"),
+        ("GET", "/metrics/", 404, "404"),
+        ("GET", "/Metrics", 404, "404"),
+        ("GET", "/-/quit", 404, "404"),
+        ("GET", "/../etc/passwd", 404, "404"),
+        ("GET", "/%2e%2e/x", 404, "404"),
+        ("GET", "/debug/pprof/", 404, "404"),
+    ],
+)
+def test_answers(method: str, path: str, status: int, start: str) -> None:
+    """What there is is answered, other methods are refused, other paths are not there."""
+    answered = run(lambda client: ask(client, method, path))
+    assert (answered[0], answered[1][: len(start)]) == (status, start)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/nothing"])
+@pytest.mark.parametrize(
+    "body", [{"data": b"x"}, {"json": {}}, {"data": b"x" * 1_000_000}], ids=["byte", "JSON", "1 MB"]
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_bodies_are_refused(method: str, path: str, body: dict[str, Any]) -> None:
+    """No request of ours has a body: one that brings one is refused unread, and the connection ends."""
+
+    async def asked(client: Client) -> tuple[int, str, str]:
+        async with client.request(method, path, **body) as answer:
+            return answer.status, await answer.text(), answer.headers.get("Connection", "")
+
+    assert run(asked) == (413, "requests with a body are refused\n", "close")
+
+
+def test_a_body_in_chunks_is_refused() -> None:
+    """A length need not be told to be refused; the control path refuses it too, and does nothing."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    assert run(lambda client: ask(client, "POST", "/-/reload", data=chunks()))[0] == 413
+
+
+def test_the_server_answers_after_refusals() -> None:
+    """A client that sends bodies does not keep others from being served."""
+
+    async def asked(client: Client) -> list[int]:
+        return [
+            (await ask(client, method, "/metrics", data=data))[0] for method, data in [("POST", b"x"), ("GET", None)]
+        ]
+
+    assert run(asked) == [413, 200]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content_type", "is_gzip"),
+    [
+        ({"Accept-Encoding": "identity"}, TEXT, False),
+        ({"Accept-Encoding": "gzip"}, TEXT, True),
+        ({"Accept-Encoding": "br, deflate"}, TEXT, False),
+        (
+            {"Accept": "application/openmetrics-text;version=1.0.0", "Accept-Encoding": "gzip"},
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            True,
+        ),
+        ({"X-Prometheus-Scrape-Timeout-Seconds": "junk", "Accept-Encoding": ""}, TEXT, False),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_headers_of_an_exposition(method: str, headers: dict[str, str], content_type: str, *, is_gzip: bool) -> None:
+    """The exact content type, the encoding, and what an answer depends on; HEAD says the same without a body."""
+
+    async def asked(client: Client) -> tuple[int, str | None, str | None, str | None, bytes]:
+        client.session._auto_decompress = False  # noqa: SLF001  the body as it comes
+        async with client.request(method, "/metrics", headers=headers) as answer:
+            got = answer.headers
+            named = (got.get("Content-Type"), got.get("Content-Encoding"), got.get("Vary"))
+            return answer.status, *named, await answer.read()
+
+    status, kind, encoding, vary, body = run(asked)
+    assert (status, kind, encoding) == (200, content_type, "gzip" if is_gzip else None)
+    assert vary == "Accept, Accept-Encoding"
+    if method == "HEAD":
+        assert body == b""
+    else:
+        text = (gzip.decompress(body) if is_gzip else body).decode()
+        assert parse(text).one("gpu_hpc_up") == 1
+
+
+def test_another_telemetry_path() -> None:
+    """Metrics are where they were configured to be, the page links there, and /metrics is not there."""
+
+    async def asked(client: Client) -> list[tuple[int, str]]:
+        return [await ask(client, "GET", path) for path in ("/gpu/m", "/metrics", "/")]
+
+    (found, _), (missing, _), (_, page) = run(asked, path="/gpu/m")
+    assert (found, missing, "href='gpu/m'" in page) == (200, 404, True)
+
+
+def test_a_failed_reload_says_why() -> None:
+    """A reload that changed nothing is an error with the reason in the body."""
+    answered = run(lambda client: ask(client, "POST", "/-/reload"), problem="config.yaml: line 2: no")
+    assert answered == (500, "config.yaml: line 2: no\n")
+
+
+@pytest.mark.parametrize(
+    ("remote", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),  # noqa: S104 - compared, not bound
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("localhost", False),
+        ("", False),
+    ],
+)
+def test_control_is_open_to_this_machine_only(remote: str, *, expected: bool) -> None:
+    """Loopback addresses in every form, by the connection's address alone and not by what a header claims."""
+    headers = {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1", "Host": "localhost"}
+    request = make_mocked_request("POST", "/-/reload", headers).clone(remote=remote)
+    assert _is_loopback(request) == expected
+
+
+def test_a01_a_fleet_that_is_down_is_healthy_and_not_ready() -> None:
+    """A01: without a driver the process is alive, says why it is not ready, and serves its exposition."""
+    fleet = Fleet(Clock(), GAUGE_WINDOW_NS)
+    fleet.put(state("nvml", "", "failed"))
+
+    async def asked(client: Client) -> list[tuple[int, str]]:
+        return [await ask(client, "GET", path) for path in ("/-/healthy", "/-/ready", "/metrics")]
+
+    healthy, ready, metrics = run(asked, fleet)
+    assert (healthy, ready, metrics[0]) == ((200, "healthy\n"), (503, "not ready: failed\n"), 200)
+    assert parse(metrics[1]).one("gpu_hpc_up") == 0
+
+
+def test_readiness_waits_until_every_gpu_was_asked() -> None:
+    """Each GPU and instance has to have been asked once, with whatever outcome; no GPU at all is ready."""
+    fleet = running_fleet(G0, G1, M1)
+    assert not_ready_reason(fleet.snapshot()) == f"no readings yet of {G0.uuid}, {G1.uuid}, {M1.uuid}"
+    fleet.put(state("nvml", G1.uuid, "active"))
+    fleet.put(state("nvml", M1.uuid, "unsupported"))
+    assert not_ready_reason(fleet.snapshot()) == f"no readings yet of {G0.uuid}"
+    fleet.put(state("nvml", G0.uuid, "failed"))
+    assert not_ready_reason(fleet.snapshot()) == ""
+    fleet.put(inventory())
+    assert not_ready_reason(fleet.snapshot()) == ""
+
+
+def test_a_gpu_without_values_is_not_waited_for() -> None:
+    """A lost GPU, or one behind a hung call, does not keep the node from being ready for the others."""
+    fleet = running_fleet(G0, G1)
+    fleet.put(state("nvml", G0.uuid, "active"))
+    fleet.put(state("nvml", G1.uuid, "lost"))
+    assert not_ready_reason(fleet.snapshot()) == ""
+
+
+def test_many_requests_at_once() -> None:
+    """Twenty scrapes, health and the page at the same time are all answered."""
+
+    async def asked(client: Client) -> list[int]:
+        answers = await asyncio.gather(
+            *(ask(client, "GET", path) for path in ["/metrics"] * 20 + ["/-/healthy", "/", "/-/ready"])
+        )
+        return [status for status, _ in answers]
+
+    assert run(asked) == [200] * 23
+
+
+def test_an_address_that_is_taken_is_a_config_error() -> None:
+    """The message names the address and the flag."""
+
+    async def serve_twice() -> None:
+        async with client() as opened:
+            backend = Backend(read_fleet().snapshot, lambda: ExpositionSettings(1), lambda: asyncio.sleep(0, ""))
+            await serve(build_app(backend), [("127.0.0.1", opened.port or 0)], asyncio.Event())
+
+    with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*; see --web\.listen-address"):
+        asyncio.run(serve_twice())
+
+
+def test_serving_ends_when_asked() -> None:
+    """With the stop set, the server comes up on every address and goes down again."""
+
+    async def serve_shortly() -> None:
+        stop = asyncio.Event()
+        stop.set()
+        backend = Backend(read_fleet().snapshot, lambda: ExpositionSettings(1), lambda: asyncio.sleep(0, ""))
+        await serve(build_app(backend), [("127.0.0.1", 0), ("localhost", 0)], stop)
+
+    asyncio.run(asyncio.wait_for(serve_shortly(), 10))
