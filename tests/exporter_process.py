@@ -71,6 +71,14 @@ class Exporter:
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read().decode()
 
+    def post(self, path: str) -> int:
+        """Status of a POST without a body."""
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, method="POST"), timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
     def scrape(self) -> Samples:
         return parse(self.fetch()[2])
 

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ from gpu_hpc_exporter.sources.replay import Recording, RecordingError
 log = logging.getLogger(__name__)
 
 _MARKS_POLL_S = 0.5
+_JOIN_S = 0.3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,11 +77,20 @@ async def run(flags: argparse.Namespace) -> int:
         guard.cancel()
         ended = await asyncio.to_thread(exporter.stop)
     log.info("stopped")
-    if not ended:
-        # A thread that is stuck in the driver cannot be ended, and must not keep the process from ending.
+    if not ended or not _join_threads():
+        # A thread that is stuck, in the driver or in a file, must not keep the process from ending.
         logging.shutdown()
         os._exit(exporter.exit_status)
     return exporter.exit_status
+
+
+def _join_threads() -> bool:
+    """Wait a moment for the workers that the interpreter would wait for without end; whether they ended."""
+    deadline = time.monotonic() + _JOIN_S
+    workers = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    return not any(worker.is_alive() for worker in workers)
 
 
 def record(flags: argparse.Namespace) -> int:

@@ -18,6 +18,8 @@ DEFAULT_DRIVER_ROOT: Final = Path("/run/nvidia/driver")
 DEFAULT_RECORDING: Final = Path(__file__).parent / "recordings" / "nvidia-h200__580.159.04.jsonl.gz"
 """What `--source=replay` plays when no file is named: nine workloads recorded on an H200."""
 
+_MAX_PROBLEM: Final = 400
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -99,13 +101,23 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     _refuse_duplicates(path, tree)
     try:
-        return msgspec.convert(data or {}, Config, strict=False)
+        return msgspec.convert({} if tree is None else _without_empty(data), Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(path, tree, str(error))) from error
 
 
+def _without_empty(data: object) -> object:
+    """A key without a value, such as a section whose lines are all comments, is as good as none."""
+    if not isinstance(data, dict):
+        return data
+    return {key: _without_empty(value) for key, value in data.items() if value != ""}
+
+
 def _refuse_duplicates(path: Path, node: yaml.Node | None) -> None:
     """YAML forbids two equal keys and most parsers let the last one win."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(path, item)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for name, value in node.value:
@@ -128,7 +140,7 @@ def _explain(path: Path, tree: yaml.Node | None, problem: str) -> str:
         problem = f"unknown key `{'.'.join(keys)}`{suggestion}"
     else:
         problem = f"{'.'.join(keys)}: {problem.split(' - at ')[0]}" if keys else problem
-    return f"{path}: line {_line_of(tree, keys)}: {' '.join(problem.split())}"
+    return f"{path}: line {_line_of(tree, keys)}: {' '.join(problem.split())[:_MAX_PROBLEM]}"
 
 
 def _suggestion(section: list[str], key: str) -> str:
@@ -173,7 +185,7 @@ def _is_ipv6(text: str) -> bool:
 
 def parse_telemetry_path(text: str) -> str:
     """A path such as `/metrics`. Raises ConfigError for anything that cannot be a path of ours."""
-    if not re.fullmatch(r"(/[\w.-]+)+", text) or text.startswith("/-"):
+    if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+", text) or text.startswith("/-"):
         raise ConfigError(f"--web.telemetry-path `{text}`: expected a path like /metrics (not / and not below /-)")
     return text
 

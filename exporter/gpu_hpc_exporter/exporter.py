@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -34,7 +35,10 @@ class Source(Protocol):
         """The fleet that this source feeds, made once."""
 
     def start(self, config: Config) -> None:
-        """Begin sampling; again after `stop`, with other settings."""
+        """Begin sampling."""
+
+    def apply(self, config: Config) -> str:
+        """Go on with other settings; why not, or ""."""
 
     def stop(self) -> bool:
         """End sampling; False where a thread is stuck in the driver."""
@@ -61,9 +65,20 @@ class HardwareSource:
         if not self._follows_kmsg:
             KernelLogSampler(self._fleet, self._kmsg).start()
             self._follows_kmsg = True
-        interval_ns = round(config.sampling_interval_ms * 1e6)
+        self._interval_ms = config.sampling_interval_ms
+        interval_ns = round(self._interval_ms * 1e6)
         self._nvml = NvmlSampler(self._fleet, interval_ns, self._driver_root, self._watches)
         self._nvml.start()
+
+    def apply(self, config: Config) -> str:
+        """Sample at another interval, but not while a call hangs: nobody may join the stuck thread."""
+        if config.sampling_interval_ms == self._interval_ms:
+            return ""
+        if self._watches.hung(time.monotonic_ns()):
+            return "a driver call hangs: sampling_interval_ms stays as it is"
+        self._nvml.stop()
+        self.start(config)
+        return ""
 
     def stop(self) -> bool:
         """Stop NVML; the kernel log's thread sleeps in a read and holds nothing."""
@@ -86,6 +101,10 @@ class ReplaySource:
         """Play from the beginning."""
         self._sampler = ReplaySampler(self._fleet, self._recording, self._clock)
         self._sampler.start()
+
+    def apply(self, _: Config) -> str:
+        """A recording has its own interval."""
+        return ""
 
     def stop(self) -> bool:
         """Stop playing."""
@@ -139,19 +158,18 @@ class Exporter:
         with self._lock:
             try:
                 config = self._load()
-            except ConfigError as problem:
+            except ConfigError as error:
+                problem = str(error)
+            else:
+                problem = self._source.apply(config)
+            if problem:
                 log.error("the configuration stays as it was: %s", problem)
-                self._settings = ExpositionSettings(
-                    self._config.series_limit, reload_succeeded=False, loaded_at=self._settings.loaded_at
-                )
-                return str(problem)
+                self._settings = replace(self._settings, reload_succeeded=False)
+                return problem
             _warn_of_idle_sections(config)
-            resample = config.sampling_interval_ms != self._config.sampling_interval_ms
             self._config = config
             self._settings = ExpositionSettings(config.series_limit)
             self._fleet.configure(round(config.gauge_window_seconds * _NS), config.expected_gpus)
-            if resample and self._source.stop():
-                self._source.start(config)
             log.info("configuration reloaded")
             return ""
 
@@ -160,13 +178,11 @@ class Exporter:
         was_up, lost_since = False, None
         while True:
             await asyncio.sleep(_LOST_CHECK_S)
-            minutes = self._config.exit_after_lost_minutes
-            if minutes is None:
-                continue
             snapshot = self.snapshot()
             readable = snapshot.is_up and bool(snapshot.gpus)
             was_up = was_up or readable
-            if readable or not was_up:
+            minutes = self._config.exit_after_lost_minutes
+            if readable or not was_up or minutes is None:
                 lost_since = None
                 continue
             lost_since = lost_since or time.monotonic()

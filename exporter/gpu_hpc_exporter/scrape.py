@@ -72,9 +72,10 @@ def _q_value(parameters: list[str]) -> float:
         key, _, value = parameter.partition("=")
         if key.strip().lower() == "q":
             try:
-                return min(1.0, float(value))
+                quality = float(value)
             except ValueError:
                 return 0.0
+            return quality if 0 <= quality <= 1 else 0.0
     return 1.0
 
 
@@ -140,7 +141,8 @@ class Scrape:
         self._collectors = collectors
         self._settings = settings
         self._executor = ThreadPoolExecutor(len(collectors) + 2, thread_name_prefix="scrape")
-        self._running: dict[str, Future[_Outcome]] = {}
+        self._running: dict[str, tuple[Future[_Outcome], float]] = {}
+        self._told_stuck: set[str] = set()
         self._rendered: dict[tuple[str, bool], Rendered] = {}
         self._refreshing: dict[tuple[str, bool], asyncio.Task[Rendered]] = {}
         self._dropped = {"series_limit": 0, "duplicate": 0}
@@ -178,27 +180,30 @@ class Scrape:
     async def _collect(self, deadline: float) -> list[Metric]:
         loop = asyncio.get_running_loop()
         snapshot = await loop.run_in_executor(self._executor, self._snapshot)
-        started = {c.name: self._start(c, snapshot) for c in self._collectors}
+        started = {c.name: self._start(c, snapshot, deadline) for c in self._collectors}
         waiting = [asyncio.wrap_future(future) for future in started.values() if future is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=deadline)
         outcomes = {name: self._outcome(name, future, deadline) for name, future in started.items()}
         return self._assemble(outcomes)
 
-    def _start(self, collector: Collector, snapshot: FleetSnapshot) -> Future[_Outcome] | None:
-        """A collector's run, or None while an earlier one is still stuck."""
+    def _start(self, collector: Collector, snapshot: FleetSnapshot, deadline: float) -> Future[_Outcome] | None:
+        """A collector's run, shared with a scrape that began it just now, or None while it is stuck."""
+        now = time.monotonic()
         earlier = self._running.get(collector.name)
-        if earlier is not None and not earlier.done():
-            return None
+        if earlier is not None and not earlier[0].done():
+            return earlier[0] if now < earlier[1] else None
         future = self._executor.submit(_run, collector, snapshot)
-        self._running[collector.name] = future
+        self._running[collector.name] = (future, now + deadline)
         return future
 
-    @staticmethod
-    def _outcome(name: str, future: Future[_Outcome] | None, deadline: float) -> _Outcome:
+    def _outcome(self, name: str, future: Future[_Outcome] | None, deadline: float) -> _Outcome:
         if future is not None and future.done():
+            self._told_stuck.discard(name)
             return future.result()
-        log.warning("collector %s did not finish in %.3g s: its series are missing from this scrape", name, deadline)
+        if name not in self._told_stuck:
+            self._told_stuck.add(name)
+            log.warning("collector %s did not finish in %.3g s: its series are missing until it does", name, deadline)
         return _Outcome((), success=False, seconds=deadline)
 
     def _assemble(self, outcomes: dict[str, _Outcome]) -> list[Metric]:

@@ -29,7 +29,7 @@ _DEVICES = 32
 _RECORD = struct.Struct(f"56s q {_DEVICES}q")
 _FLAGS = (
     *("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g"),
-    *("-fPIC", "-shared", "-pthread"),
+    *("-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-pthread"),
 )
 
 

@@ -77,7 +77,6 @@ def test_defaults() -> None:
         ("sampling_interval_ms: fast", "line 1: sampling_interval_ms: Expected `float`, got `str`"),
         ("#\n#\ngauge_window_seconds: [1]", "line 3: gauge_window_seconds: Expected `float`, got `array`"),
         ("sampling_interval_ms: yes", "line 1: sampling_interval_ms: Expected `float`, got `str`"),
-        ("sampling_interval_ms:", "line 1: sampling_interval_ms: Expected `float`, got `str`"),
         ("sampling_interval_ms: 0.9", "line 1: sampling_interval_ms: Expected `float` >= 1.0"),
         ("sampling_interval_ms: 60001", "line 1: sampling_interval_ms: Expected `float` <= 60000.0"),
         ("sampling_interval_ms: .nan", "line 1: sampling_interval_ms: "),
@@ -154,16 +153,7 @@ def test_a_file_that_is_no_configuration_at_all(tmp_path: Path, raw: bytes) -> N
         ("sampling_interval_ms: 100\n'sampling_interval_ms': 100", 2, "sampling_interval_ms"),
         ("agent:\n  top_k: 1\n  top_k: 2", 3, "top_k"),
         ("jobs: {}\nagent: {}\njobs: {}", 3, "jobs"),
-        pytest.param(
-            "jobs:\n  rules:\n  - a: b\n    a: c",
-            4,
-            "a",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=pytest.fail.Exception,
-                reason="_refuse_duplicates does not look into lists: the later key silently wins",
-            ),
-        ),
+        pytest.param("jobs:\n  rules:\n  - a: b\n    a: c", 4, "a"),
     ],
 )
 def test_a_key_that_stands_there_twice_is_a_mistake(tmp_path: Path, text: str, line: int, key: str) -> None:
@@ -172,21 +162,18 @@ def test_a_key_that_stands_there_twice_is_a_mistake(tmp_path: Path, text: str, l
     assert problem_of_file(path) == f"{path}: line {line}: key `{key}` stands here twice"
 
 
-@pytest.mark.xfail(strict=True, raises=ConfigError, reason="BaseLoader makes an empty value the text ''")
 @pytest.mark.parametrize("text", ["pm_sampling:\n", "jobs:\n  # rules: []\n", "expected_gpus:\n"])
 def test_a_section_whose_keys_are_all_commented_out_is_empty(tmp_path: Path, text: str) -> None:
     """A heading left alone, as in every example file, is the defaults, not a mistake."""
     assert load_config(write(tmp_path, text.encode())) == Config()
 
 
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="`data or {}` takes any empty value for a file")
 @pytest.mark.parametrize("text", ["[]", "''"])
 def test_an_empty_list_is_no_configuration(tmp_path: Path, text: str) -> None:
     """Only a file without content has defaults; one of another shape is a mistake."""
     problem_of_file(write(tmp_path, text.encode()))
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="an unknown key is quoted whole")
 def test_a_long_key_makes_no_long_message(tmp_path: Path) -> None:
     """A log line and a reload's answer stay short whatever the file is."""
     problem_of_file(write(tmp_path, b"? " + b"k" * 5000 + b"\n: 1"))
@@ -212,17 +199,12 @@ def test_telemetry_path(text: str) -> None:
     assert parse_telemetry_path(text) == text
 
 
-_UNREACHABLE = pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="taken, but no client can ask for a path of dots"
-)
-
-
 @pytest.mark.parametrize(
     "text",
     [
         *("", "/", "//", "metrics", "/a/", "/a//b", "/-", "/-/healthy", "/-/x", "/a b", "/{x}", "/a?b", "/a#b"),
         *("/%41", "/metrics\n", "/a\\b", "http://h/m"),
-        *(pytest.param(path, marks=_UNREACHABLE) for path in ("/.", "/..", "/a/../b")),
+        *(pytest.param(path) for path in ("/.", "/..", "/a/../b")),
     ],
 )
 def test_no_telemetry_path(text: str) -> None:

@@ -191,17 +191,14 @@ def test_windows_of_a_failing_source_are_lost(unread: State) -> None:
 
 
 SOURCES: tuple[SourceName, ...] = ("nvml", "gpm")
-_NOT_BROKEN = pytest.mark.xfail(
-    strict=True, reason="_lose and _take_fell_off do not break the chain: the whole outage counts as lost windows"
-)
 
 
 @pytest.mark.parametrize(
     "loss",
     [
-        pytest.param(inventory(G0, at=11), id="no longer listed", marks=_NOT_BROKEN),
-        pytest.param(GpuFellOff(11 * NS, G1.pci_bus_id), id="fell off", marks=_NOT_BROKEN),
-        pytest.param(XidError(11 * NS, 79, "kmsg", pci_bus_id=G1.pci_bus_id), id="Xid 79", marks=_NOT_BROKEN),
+        pytest.param(inventory(G0, at=11), id="no longer listed"),
+        pytest.param(GpuFellOff(11 * NS, G1.pci_bus_id), id="fell off"),
+        pytest.param(XidError(11 * NS, 79, "kmsg", pci_bus_id=G1.pci_bus_id), id="Xid 79"),
     ],
 )
 def test_the_outage_of_a_lost_gpu_is_no_lost_window(loss: Event) -> None:

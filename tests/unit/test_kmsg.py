@@ -37,12 +37,6 @@ def xid(number: int, pci: str) -> XidError:
     return XidError(NOW, number, "kmsg", pci_bus_id=pci)
 
 
-_MIG = pytest.mark.xfail(
-    strict=True,
-    reason="with MIG the driver (kernel_rc.c) adds ` GPU-I:02 GPU-CI:00` inside the brackets: these Xids are missed",
-)
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -53,8 +47,8 @@ _MIG = pytest.mark.xfail(
         ("NVRM: Xid (PCI:ABCD:EF:00): 13, Graphics SM Warp Exception", xid(13, "ABCD:EF:00")),
         ("Oct  6 17:59:27 n1 kernel: NVRM: Xid (PCI:0000:01:00): 48, pid='<unknown>'", xid(48, "0000:01:00")),
         ("6,1,2,-;NVRM: Xid (PCI:0000:99:00): 140", xid(140, "0000:99:00")),
-        pytest.param("NVRM: Xid (PCI:0000:99:00 GPU-I:02): 43, pid=1", xid(43, "0000:99:00"), marks=_MIG),
-        pytest.param("NVRM: Xid (PCI:0000:99:00 GPU-I:02 GPU-CI:00): 94, x", xid(94, "0000:99:00"), marks=_MIG),
+        pytest.param("NVRM: Xid (PCI:0000:99:00 GPU-I:02): 43, pid=1", xid(43, "0000:99:00")),
+        pytest.param("NVRM: Xid (PCI:0000:99:00 GPU-I:02 GPU-CI:00): 94, x", xid(94, "0000:99:00")),
     ],
 )
 def test_an_xid(line: str, expected: XidError) -> None:
@@ -121,10 +115,7 @@ def test_a05_an_xid_79_is_one_event() -> None:
                 "6,1,2,-;NVRM: GPU at PCI:0000:99:00: GPU-00000000-aaaa-bbbb-cccc-000000000000",
                 "4,3,4,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module",
                 "4,900,999999999,-;thunderbolt 0-1: device has fallen off the bus",
-            ),
-            marks=pytest.mark.xfail(
-                strict=True, reason="the GPU named last is remembered for ever, and any driver's fall is taken for its"
-            ),
+            )
         ),
     ],
 )
@@ -165,7 +156,6 @@ def test_any_lines_are_events_or_nothing(lines: list[str]) -> None:
         assert event.time_ns == NOW
 
 
-@pytest.mark.xfail(strict=True, reason="the first six digits of a longer number are taken for the Xid")
 def test_a_number_that_is_too_long_is_no_xid() -> None:
     """A number is taken whole or not at all."""
     assert parse("NVRM: Xid (PCI:0000:99:00): 7900000001, x") == []

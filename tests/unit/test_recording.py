@@ -96,11 +96,6 @@ def test_an_event_comes_back_as_it_was(event: Event, start_ns: int) -> None:
     assert others == also
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=msgspec.ValidationError,
-    reason="problem_of_quantity takes byte counts of 2^31-16 to 2^31-1 and 2^32-1 for sentinels: our own file fails",
-)
 @pytest.mark.parametrize("count", [2**31 - 16, 2**31 - 1, 2**32 - 1])
 def test_any_number_of_bytes_can_be_played_back(count: int) -> None:
     """A window's bytes are our product of rate and time: no count of them is the driver's "not available"."""

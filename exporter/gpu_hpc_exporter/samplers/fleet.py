@@ -149,7 +149,7 @@ class Fleet:
                 gpus=tuple(self._totals[uuid].snapshot(now) for uuid in self._visible if uuid not in unreadable),
                 known=tuple(totals.gpu for totals in self._totals.values()),
                 lost=tuple(self._totals[uuid].gpu for uuid in physical if self._is_lost(uuid)),
-                expected=self._expected_gpus or self._most_visible,
+                expected=self._most_visible if self._expected_gpus is None else self._expected_gpus,
                 labels=self._labels.copy(),
                 states=tuple(self._current(state, now, hung) for state in self._states.values()),
                 driver_errors=self._driver_errors.copy(),
@@ -203,6 +203,7 @@ class Fleet:
             else:
                 self._totals[gpu.uuid] = GpuTotals(gpu, self._gauge_window_ns)
             self._fell_off.pop(gpu.uuid, None)
+            self._forget_loss(gpu.uuid)
         # A MIG instance that is gone was taken apart on purpose; a GPU that is gone is lost.
         gone = [uuid for uuid in self._totals if uuid not in self._visible]
         for uuid in gone:
@@ -233,20 +234,28 @@ class Fleet:
     def _take_fell_off(self, uuid: str, time_ns: int) -> None:
         if uuid in self._totals:
             self._fell_off[uuid] = time_ns
+            self._totals[uuid].break_chain("gpm")
 
     def _uuid_at(self, pci_bus_id: str) -> str:
         """The physical GPU on a PCI device, "" if it is none of ours. Domains have four or eight digits."""
-        wanted = _short_pci(pci_bus_id)
+        wanted = _pci_address(pci_bus_id)
+        if wanted is None:
+            return ""
         matches = (
-            u for u, t in self._totals.items() if not t.gpu.parent_uuid and _short_pci(t.gpu.pci_bus_id) == wanted
+            u for u, t in self._totals.items() if not t.gpu.parent_uuid and _pci_address(t.gpu.pci_bus_id) == wanted
         )
         return next(matches, "")
 
     def _lose(self, uuid: str, time_ns: int, reason: str) -> None:
         for source in ("nvml", "gpm"):
-            key: tuple[SourceName, str] = (source, uuid)
-            if key in self._states and self._states[key].state != "lost":
-                self._states[key] = SourceState(source, uuid, "lost", reason, time_ns)
+            known = self._states.get((source, uuid))
+            if known.state != "lost" if known else source == "nvml":
+                self._states[source, uuid] = SourceState(source, uuid, "lost", reason, time_ns)
+        self._totals[uuid].break_chain("gpm")
+
+    def _forget_loss(self, uuid: str) -> None:
+        """A GPU that is listed again is judged by what its owner will say."""
+        self._states = {k: s for k, s in self._states.items() if k[1] != uuid or s.state != "lost"}
 
     def _is_lost(self, uuid: str) -> bool:
         """Whether a GPU, or the parent of a MIG instance, cannot be reached."""
@@ -268,7 +277,9 @@ class Fleet:
         return replace(state, state="stale", reason="no valid window arrived")
 
 
-def _short_pci(pci_bus_id: str) -> str:
-    """`00000000:17:00.0`, `0000:17:00.0` or the kernel's `0000:17:00` → `0000:17:00`."""
-    domain, _, device = pci_bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{device.partition('.')[0]}"
+def _pci_address(pci_bus_id: str) -> tuple[int, ...] | None:
+    """Domain, bus and device of `00000000:17:00.0`, `0000:17:00.0` or the kernel's `0000:17:00`."""
+    try:
+        return tuple(int(part, 16) for part in pci_bus_id.partition(".")[0].split(":"))
+    except ValueError:
+        return None

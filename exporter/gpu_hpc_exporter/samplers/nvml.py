@@ -71,6 +71,8 @@ class NvmlSampler:
         self._stop.set()
         self._wake.set()
         self._thread.join(_JOIN_S + 0.3)
+        if not self._thread.is_alive():
+            self._watches.drop(self._library_watch)
         return not self._thread.is_alive() and not self._watches.hung(time.monotonic_ns())
 
     def _run(self) -> None:

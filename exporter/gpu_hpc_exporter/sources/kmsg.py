@@ -18,26 +18,35 @@ _MAX_RECORD: Final = 8192
 """The kernel's own limit for one record."""
 
 _PCI: Final = r"(?P<pci>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
-_XID: Final = re.compile(rf"NVRM: Xid \(PCI:{_PCI}\): (?P<xid>\d{{1,6}})")
-_NAMED_GPU: Final = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_PCI}")
-_FELL_OFF: Final = re.compile(r"fallen off the bus")
+_XID: Final = re.compile(rf"NVRM: Xid \(PCI:{_PCI}(?: [^)]*)?\): (?P<xid>[0-9]{{1,6}})(?![0-9])")
+"""On MIG GPUs the instance stands behind the address: `(PCI:0000:99:00 GPU-I:02 GPU-CI:00)`."""
+_NAMED_GPU: Final = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}")
+_FELL_OFF: Final = "fallen off the bus"
+_GPU_FELL_OFF: Final = re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_PCI}.*{_FELL_OFF}")
+_MESSAGE_LINES: Final = 6
+"""The message's three lines, of which only the first says NVRM, and what the log puts in between."""
 
 
 class KernelLogParser:
     """Log lines to events. The message without an Xid spreads over three lines, so the parser remembers."""
 
     def __init__(self) -> None:
-        self._named: str = ""
+        self._named = ""
+        self._lines_left = 0
 
     def parse(self, line: str, time_ns: int) -> XidError | GpuFellOff | None:
         """What one line says of a GPU, if anything."""
         xid = _XID.search(line)
         if xid:
             return XidError(time_ns, int(xid["xid"]), "kmsg", pci_bus_id=xid["pci"])
+        fell_off = _GPU_FELL_OFF.search(line)
+        if fell_off:
+            return GpuFellOff(time_ns, fell_off["pci"])
         named = _NAMED_GPU.search(line)
         if named:
-            self._named = named["pci"]
-        if self._named and _FELL_OFF.search(line):
+            self._named, self._lines_left = named["pci"], _MESSAGE_LINES
+        self._lines_left -= 1
+        if self._named and self._lines_left >= 0 and _FELL_OFF in line:
             pci, self._named = self._named, ""
             return GpuFellOff(time_ns, pci)
         return None

@@ -39,8 +39,9 @@ def problem_of_reading(reading: Reading, value: float) -> Problem | None:
 
 
 def problem_of_quantity(quantity: Quantity, value: float) -> Problem | None:
-    """Why a window's quantity cannot be true, or None."""
-    return _problem(value, 0.0, _EXACT if quantity in COUNT_QUANTITIES else 1.0)
+    """Why a window's quantity cannot be true, or None. Amounts are our own products: no sentinel among them."""
+    upper = _EXACT if quantity in COUNT_QUANTITIES else 1.0
+    return None if 0.0 <= value <= upper else problem_of(value, upper)
 
 
 def problem_of(value: float, upper: float) -> Problem:

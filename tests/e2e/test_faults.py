@@ -1,0 +1,213 @@
+"""GPUs that come, go and are re-partitioned; Xids; the kernel log; reload; the ways out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.machine import Start, mig_uuid_of, observed, run_machine, state, uuid_of, value_series
+from exporter_process import Samples, run_exporter
+from fake_nvml import Scenario, build
+
+TWO = "device 0 sm 0.5\ndevice 1 sm 0.25\n"
+
+
+def visible(samples: Samples) -> float:
+    """GPUs that can be read."""
+    return samples.one("gpu_hpc_gpus", state="visible")
+
+
+def test_a04_a_lost_gpu_returns(start: Start) -> None:
+    """A04: a GPU that answers again after a reset is taken up without a restart; its counters go on."""
+    machine = start(TWO)
+    before = machine.wait_until_observed(1.0, 0, 1)
+    machine.scenario.rewrite(TWO + "fault * device 1 15")
+    lost = machine.exporter.wait_for(lambda s: visible(s) == 1)
+    assert lost.one("gpu_hpc_gpus", state="expected") == 2
+    assert lost.one("gpu_hpc_gpu_lost", uuid=uuid_of(1), gpu="1", pci_bus_id="00000000:1e:00.0") == 1
+    machine.scenario.rewrite(TWO)
+    after = machine.exporter.wait_for(
+        lambda s: visible(s) == 2 and observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 0.5, timeout=25
+    )
+    assert after.all("gpu_hpc_gpu_lost") == {}
+    assert state(after, "gpm", uuid_of(1)) == "active"
+    assert after.one("gpu_hpc_sm_active_seconds_total", uuid=uuid_of(1)) / observed(after, uuid_of(1)) == pytest.approx(
+        0.25, abs=1e-6
+    )
+    assert machine.scenario.stats().stale_handles == 0
+
+
+def test_a04_a_gpu_vanishes_from_the_count(start: Start) -> None:
+    """A04, A06: one GPU less in the list, indices packed anew: the missing one is lost, the other keeps its label."""
+    machine = start(TWO)
+    before = machine.wait_until_observed(1.0, 0, 1)
+    machine.scenario.rewrite(TWO + "order 1")
+    after = machine.exporter.wait_for(lambda s: visible(s) == 1, timeout=15)
+    assert after.one("gpu_hpc_gpus", state="expected") == 2
+    assert after.one("gpu_hpc_gpu_lost", uuid=uuid_of(0), gpu="0") == 1
+    assert value_series(after, uuid_of(0)) == set()
+    assert after.one("gpu_hpc_gpu_info", uuid=uuid_of(1)) == 1
+    assert after.one("gpu_hpc_gpu_info", uuid=uuid_of(1), gpu="1", index="0") == 1
+    later = machine.exporter.wait_for(lambda s: observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 0.5)
+    assert later.one("gpu_hpc_sm_active_ratio", uuid=uuid_of(1)) == pytest.approx(0.25, abs=1e-6)
+
+
+def test_mig_instances_are_taken_up_and_given_up(start: Start) -> None:
+    """A GPU that is partitioned while we run shows its instances; what was an instance once is not a lost GPU."""
+    machine = start("device 0 sm 0.5")
+    machine.wait_until_observed(0.5, 0)
+    machine.scenario.rewrite("device 0 sm 0.5\nmig 0 gi 1 sm 0.75")
+    instance = mig_uuid_of(0, 1)
+    partitioned = machine.exporter.wait_for(lambda s: observed(s, instance) > 0.2, timeout=15)
+    assert partitioned.one("gpu_hpc_gpu_info", uuid=instance, gpu="0", gpu_instance="1", parent_uuid=uuid_of(0)) == 1
+    assert state(partitioned, "gpm", uuid_of(0)) == "unsupported"
+    machine.scenario.rewrite("device 0 sm 0.5")
+    whole = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_info", uuid=instance) is None, timeout=15)
+    assert whole.all("gpu_hpc_gpu_lost") == {}
+    assert {labels for (name, labels) in whole.values if ("uuid", instance) in labels} == set()
+
+
+def test_a12_a_stuck_gpu_comes_back(start: Start) -> None:
+    """A12: when the hung call returns at last, the GPU is served again by the same thread."""
+    machine = start(TWO + "fault nvmlDeviceGetPowerUsage device 1 hang from 1 until 8")
+    machine.exporter.wait_for(
+        lambda s: s.get("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(1), call="power") is not None
+    )
+    samples = machine.exporter.wait_for(lambda s: visible(s) == 2)
+    assert samples.all("gpu_hpc_driver_call_hung_seconds") == {}
+    assert machine.exporter.wait_for(lambda s: state(s, "nvml", uuid_of(1)) == "active")
+
+
+def test_xid_events_are_counted(start: Start) -> None:
+    """N01: every Xid is counted per GPU and number, zeros of the critical ones are there before."""
+    machine = start(TWO + "xid 1 31 at 1.0\nxid 1 31 at 1.5\nxid 0 94 at 1.0")
+    samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_xid_errors_total", uuid=uuid_of(1), xid="31") == 2)
+    assert samples.one("gpu_hpc_xid_errors_total", uuid=uuid_of(0), xid="94") == 1
+    assert samples.one("gpu_hpc_xid_errors_total", uuid=uuid_of(1), xid="79") == 0
+    assert abs(samples.one("gpu_hpc_xid_last_timestamp_seconds", uuid=uuid_of(1), xid="31") - time.time()) < 60
+
+
+KERNEL_LOG = {
+    "Xid": "4,1,1,-;NVRM: Xid (PCI:0000:1e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    "three lines": (
+        "4,1,1,-;NVRM: The NVIDIA GPU 0000:1e:00.0\n4,2,1,-;NVRM: (PCI ID: 10de:2335) installed in this system has\n"
+        "4,3,1,-;NVRM: fallen off the bus and is not responding to commands."
+    ),
+}
+
+
+@pytest.mark.parametrize("form", KERNEL_LOG)
+def test_a05_the_kernel_log_tells_of_a_lost_gpu(tmp_path: Path, library: Path, form: str) -> None:
+    """A05: what NVML never reports is read from the kernel log, with and without an Xid."""
+    log = tmp_path / "kmsg"
+    os.mkfifo(log)
+    with run_machine(tmp_path, library, TWO, f"--path.kmsg={log}") as machine:
+        machine.wait_until_observed(0.2, 0, 1)
+        with log.open("w") as kernel:
+            kernel.write(KERNEL_LOG[form] + "\n")
+            kernel.flush()
+            samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_lost", uuid=uuid_of(1)) == 1)
+            assert samples.get("gpu_hpc_gpu_lost", uuid=uuid_of(0)) is None
+            assert state(samples, "kmsg") == "active"
+            expected = 1 if form == "Xid" else 0
+            assert samples.one("gpu_hpc_xid_errors_total", uuid=uuid_of(1), xid="79") == expected
+
+
+def test_kernel_log_that_is_not_there(tmp_path: Path, library: Path) -> None:
+    """A container without /dev/kmsg says so as a state, and nothing else changes."""
+    with run_machine(tmp_path, library, TWO, f"--path.kmsg={tmp_path / 'none'}") as machine:
+        samples = machine.wait_until_observed(0.2, 0, 1)
+        assert state(samples, "kmsg") == "unsupported"
+        assert machine.exporter.fetch("/-/ready")[0] == 200
+
+
+def test_c08_a_vgpu_guest_is_not_asked_for_the_physical_board(start: Start) -> None:
+    """C08: calls that fill a vGPU guest's kernel log are never made."""
+    machine = start("device 0 virtualization 2\nfault nvmlGpmSampleGet 999")
+    machine.scenario.wait_for_calls("nvmlDeviceGetUtilizationRates", 3)
+    forbidden = ("Pcie", "NvLink", "Ecc", "Remapped")
+    assert {name for name in machine.scenario.calls(0) if any(word in name for word in forbidden)} == set()
+
+
+def test_c07_gpm_that_never_delivers(start: Start) -> None:
+    """C07: GPM that claims support and fails always is asked ever more seldom; the readings go on."""
+    machine = start("device 0 virtualization 2\nfault nvmlGpmSampleGet 999")
+    machine.scenario.wait_for_calls("nvmlDeviceGetUtilizationRates", 6)
+    samples = machine.exporter.scrape()
+    assert state(samples, "gpm", uuid_of(0)) == "failed"
+    assert samples.get("gpu_hpc_observed_seconds_total", uuid=uuid_of(0)) is None
+    assert machine.scenario.calls(0)["nvmlGpmSampleGet"] <= 5
+    assert len([line for line in machine.log_lines("warning", "error") if "gpm" in line["msg"]]) == 1
+
+
+def test_m07_library_below_the_driver_root(tmp_path: Path) -> None:
+    """M07: a library that the loader does not know is found below the driver container's root."""
+    library = build(tmp_path / "driver" / "usr" / "lib" / "x86_64-linux-gnu")
+    scenario = Scenario(tmp_path, library, "device 0 sm 0.5")
+    env = {key: value for key, value in scenario.env.items() if key != "LD_LIBRARY_PATH"}
+    with run_exporter(tmp_path, f"--path.driver-root={tmp_path / 'driver'}", env=env) as exporter:
+        exporter.wait_for(lambda s: observed(s, uuid_of(0)) > 0)
+
+
+def test_exit_after_lost_minutes(tmp_path: Path, library: Path) -> None:
+    """A02: where configured, the exporter ends with status 3 once access has been lost for so long."""
+    config = tmp_path / "config.yaml"
+    config.write_text("exit_after_lost_minutes: 0.05\n")
+    with run_machine(tmp_path, library, TWO, f"--config.file={config}") as machine:
+        machine.wait_until_observed(0.2, 0, 1)
+        machine.scenario.rewrite(TWO + "fault * device 0 999\nfault * device 1 999\nfault nvmlInit* 999")
+        assert machine.exporter.process.wait(30) == 3
+        assert any("ending, as configured" in line["msg"] for line in machine.log_lines("error"))
+
+
+def test_without_it_the_exporter_stays_up(start: Start) -> None:
+    """A node that never had a driver never ends by itself, whatever is configured."""
+    machine = start("device 0\nfault nvmlInit* 9")
+    machine.exporter.wait_for(lambda s: s.get("gpu_hpc_down_info", reason="driver_not_loaded") == 1)
+    assert machine.exporter.process.poll() is None
+
+
+@pytest.mark.parametrize("way", ["SIGHUP", "POST"])
+def test_reload(tmp_path: Path, library: Path, way: str) -> None:
+    """A good file is applied, a broken one changes nothing and is told by a metric and one line."""
+    config = tmp_path / "config.yaml"
+    config.write_text("expected_gpus: 4\nsampling_interval_ms: 100\n")
+    with run_machine(tmp_path, library, TWO, f"--config.file={config}") as machine:
+        exporter = machine.exporter
+
+        def reload() -> int | None:
+            if way == "SIGHUP":
+                exporter.process.send_signal(signal.SIGHUP)
+                return None
+            return exporter.post("/-/reload")
+
+        machine.wait_until_observed(0.5, 0, 1)
+        assert exporter.scrape().one("gpu_hpc_gpus", state="expected") == 4
+        config.write_text("expected_gpu: 8\n")
+        assert reload() in (None, 500)
+        samples = exporter.wait_for(lambda s: s.one("gpu_hpc_config_reload_success") == 0)
+        assert samples.one("gpu_hpc_gpus", state="expected") == 4
+        (line,) = machine.log_lines("error")
+        assert f"{config}: line 1: unknown key `expected_gpu`; did you mean `expected_gpus`?" in line["msg"]
+        before = observed(samples, uuid_of(0))
+        config.write_text("expected_gpus: 8\nsampling_interval_ms: 200\n")
+        assert reload() in (None, 200)
+        samples = exporter.wait_for(lambda s: s.one("gpu_hpc_config_reload_success") == 1)
+        exporter.wait_for(lambda s: s.one("gpu_hpc_gpus", state="expected") == 8)
+        samples = exporter.wait_for(lambda s: s.get("gpu_hpc_window_seconds", uuid=uuid_of(0)) == 0.2)
+        samples = exporter.wait_for(lambda s: observed(s, uuid_of(0)) > before + 1)
+        assert samples.one("gpu_hpc_sm_active_ratio", uuid=uuid_of(0)) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_an_interval_below_the_floor(tmp_path: Path, library: Path) -> None:
+    """An interval that GPM cannot keep runs at the floor, warns once and is exported as it is."""
+    config = tmp_path / "config.yaml"
+    config.write_text("sampling_interval_ms: 10\n")
+    with run_machine(tmp_path, library, TWO, f"--config.file={config}") as machine:
+        samples = machine.wait_until_observed(0.5, 0, 1)
+        assert samples.one("gpu_hpc_window_seconds", uuid=uuid_of(0)) == 0.1
+        assert len([line for line in machine.log_lines("warning") if "floor" in line["msg"]]) == 1
