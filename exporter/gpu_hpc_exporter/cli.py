@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _MARKS_POLL_S = 0.5
 _JOIN_S = 0.3
+_SWITCH_INTERVAL_S = 0.0005
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +66,8 @@ async def run(flags: argparse.Namespace) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     loop.add_signal_handler(signal.SIGHUP, exporter.reload_soon)
+    # The default of 5 ms would let a rendering in its thread hold up the event loop for as long, again and again.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # What is loaded by now stays: leave it out of every later garbage collection.
     gc.collect()
     gc.freeze()

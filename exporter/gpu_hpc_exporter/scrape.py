@@ -23,7 +23,7 @@ from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 
 log = logging.getLogger(__name__)
 
-FRESH_S: Final = 0.5
+FRESH_S: Final = 0.8
 """An exposition of this age is served as it is."""
 MAX_AGE_S: Final = 1.0
 """One of this age is served too while a new one is made; an older one never."""

@@ -1,0 +1,88 @@
+"""Whether a workload notices the exporter: its rate with the exporter running and stopped, in alternating pairs.
+
+    python tests/gpu/throughput.py --pairs 40 --seconds 0.5 --workloads gemm train launch_bound
+
+Starts the exporter once and stops and continues it (SIGSTOP, SIGCONT) around short blocks of the workload, in
+random order within each pair, while something scrapes it. Prints the median of the ratios rate with / rate
+without, and its 95 % interval (bootstrap). Needs PyTorch with CUDA and the exporter installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from exporter_process import Exporter, run_exporter
+from gpu.workload import PHASES, Step
+
+SCRAPE_INTERVAL_S = 1.0
+SETTLE_S = 0.15
+"""The exporter samples ten times a second: let a pair's block begin with a running or a stopped one."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of one block")
+    parser.add_argument("--workloads", nargs="+", choices=PHASES, default=["gemm", "train", "launch_bound"])
+    args = parser.parse_args()
+    print("| workload | pairs | median of with / without | 95 % interval |\n|---|---|---|---|")  # noqa: T201  its output
+    with tempfile.TemporaryDirectory() as directory, run_exporter(Path(directory)) as exporter:
+        stop = threading.Event()
+        scraper = threading.Thread(target=scrape_until, args=(exporter, stop))
+        scraper.start()
+        for name in args.workloads:
+            ratios = measure(exporter, PHASES[name](), args.pairs, args.seconds)
+            low, high = interval(ratios)
+            median = statistics.median(ratios)
+            print(f"| {name} | {len(ratios)} | {median:.4f} | {low:.4f}-{high:.4f} |", flush=True)  # noqa: T201
+        exporter.process.send_signal(signal.SIGCONT)
+        stop.set()
+        scraper.join()
+
+
+def scrape_until(exporter: Exporter, stop: threading.Event) -> None:
+    """Scrape once a second; while the exporter is stopped a scrape waits, as it should."""
+    while not stop.wait(SCRAPE_INTERVAL_S):
+        exporter.fetch()
+
+
+def measure(exporter: Exporter, step: Step, pairs: int, seconds: float) -> list[float]:
+    step()
+    ratios = []
+    for _ in range(pairs):
+        rates = {}
+        for with_exporter in random.sample((True, False), 2):
+            exporter.process.send_signal(signal.SIGCONT if with_exporter else signal.SIGSTOP)
+            time.sleep(SETTLE_S)
+            rates[with_exporter] = rate(step, seconds)
+        ratios.append(rates[True] / rates[False])
+    return ratios
+
+
+def rate(step: Step, seconds: float) -> float:
+    """Steps per second; each step waits for the GPU."""
+    begin, steps = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        step()
+        steps += 1
+    return steps / (time.perf_counter() - begin)
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % interval of the median by bootstrap."""
+    medians = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+if __name__ == "__main__":
+    main()
