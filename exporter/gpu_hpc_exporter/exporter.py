@@ -173,16 +173,18 @@ class Exporter:
             log.info("configuration reloaded")
             return ""
 
+    def _has_lost_all(self) -> bool:
+        """Whether there were GPUs and none can be read."""
+        snapshot = self.snapshot()
+        return bool(snapshot.known) and not (snapshot.is_up and snapshot.gpus)
+
     async def stop_when_lost(self, stop: asyncio.Event) -> None:
         """Set `stop` once access to GPUs that were there has been lost for as long as configured."""
-        was_up, lost_since = False, None
+        lost_since: float | None = None
         while True:
             await asyncio.sleep(_LOST_CHECK_S)
-            snapshot = self.snapshot()
-            readable = snapshot.is_up and bool(snapshot.gpus)
-            was_up = was_up or readable
             minutes = self._config.exit_after_lost_minutes
-            if readable or not was_up or minutes is None:
+            if minutes is None or not self._has_lost_all():
                 lost_since = None
                 continue
             lost_since = lost_since or time.monotonic()

@@ -35,8 +35,8 @@ _MAX_BACKOFF_S: Final = 60.0
 CHECK_PERIOD_S: Final = 10.0
 """How often the library's owner looks whether the GPUs are still the same."""
 _MAX_LOST_RETRY_S: Final = 600.0
-_JOIN_S: Final = 1.0
-_EVENT_WAIT_MS: Final = 500
+_JOIN_S: Final = 1.2
+_EVENT_WAIT_MS: Final = 900
 
 
 class NvmlSampler:
