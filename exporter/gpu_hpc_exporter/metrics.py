@@ -5,88 +5,16 @@ METRICS.md is generated from it (`python -m gpu_hpc_exporter.metrics_page`). Nam
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from prometheus_client.core import Metric
+from gpu_hpc_exporter.exposition import Spec
 
-Kind = Literal["counter", "gauge", "histogram"]
-MAX_LABEL_BYTES: Final = 200
-"""Prometheus installations limit label values, some to 200 bytes, and drop the whole scrape above it."""
 G: Final = ("gpu", "uuid")
 
 _WINDOWED = "Mean over the gauge window (gauge_window_seconds, default 15); absent when windows stop."
 _SAMPLED = "NVML reading, taken once a second."
 _SELDOM = "NVML reading, taken every 15 seconds."
 _RARELY = "NVML reading, taken every 60 seconds since it costs the driver milliseconds."
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """One family. `values` lists what an enumerated label can be. `needs` names a source not yet served."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    values: str = ""
-    needs: str = ""
-
-    def family(self) -> Family:
-        """An empty family, made anew for each scrape so that nothing of an old one lingers."""
-        return Family(self)
-
-
-class Family:
-    """Samples of one spec. Only finite numbers and bounded, valid text get in."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self._metric = Metric(spec.name.removesuffix("_total"), spec.help, spec.kind)
-
-    @property
-    def metric(self) -> Metric:
-        """The family as the encoder takes it."""
-        return self._metric
-
-    def add(self, value: float, *labels: str) -> None:
-        """One sample; a value that is not finite is left out, since absent is not zero."""
-        if math.isfinite(value):
-            self._metric.add_sample(self._spec.name, self._labels(labels), value)
-
-    def add_histogram(self, bounds: Sequence[float], counts: Sequence[int], total: float, *labels: str) -> None:
-        """One histogram from counts per bucket, the last of which is +Inf."""
-        named = self._labels(labels)
-        name = self._spec.name
-        cumulated = 0
-        for bound, count in zip((*bounds, math.inf), counts, strict=True):
-            cumulated += count
-            self._metric.add_sample(
-                f"{name}_bucket", {**named, "le": "+Inf" if bound == math.inf else repr(bound)}, cumulated
-            )
-        self._metric.add_sample(f"{name}_count", named, cumulated)
-        self._metric.add_sample(f"{name}_sum", named, total)
-
-    def _labels(self, values: tuple[str, ...]) -> dict[str, str]:
-        return {name: clean_label(value) for name, value in zip(self._spec.labels, values, strict=True)}
-
-
-def clean_label(text: str) -> str:
-    """Text fit for a label: valid UTF-8, no control bytes, at most 200 bytes.
-
-    What is cut ends in 8 digits of the whole text's hash, so that two long texts stay two.
-    """
-    if text.isascii() and text.isprintable() and len(text) <= MAX_LABEL_BYTES:
-        return text
-    printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    encoded = printable.encode("utf-8", "replace")
-    if len(encoded) <= MAX_LABEL_BYTES:
-        return encoded.decode()
-    suffix = "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return encoded[: MAX_LABEL_BYTES - len(suffix)].decode("utf-8", "ignore") + suffix
 
 
 # Device windows

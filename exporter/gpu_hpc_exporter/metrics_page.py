@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from gpu_hpc_exporter.metrics import SECTIONS, Spec
+from gpu_hpc_exporter.exposition import Spec
+from gpu_hpc_exporter.metrics import SECTIONS
 
 _HEAD = """# Metrics
 

@@ -7,7 +7,7 @@ from html import escape
 
 from gpu_hpc_exporter import __version__
 from gpu_hpc_exporter.diagnosis.intensity import Unit
-from gpu_hpc_exporter.metrics import clean_label
+from gpu_hpc_exporter.exposition import clean_label
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import GpuSnapshot
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client.core import Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector as Registry
-
 from gpu_hpc_exporter import __version__, metrics
 from gpu_hpc_exporter.collectors import Collector
+from gpu_hpc_exporter.exposition import OPENMETRICS, TEXT, Family, Format, encode
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 
 log = logging.getLogger(__name__)
@@ -29,22 +26,8 @@ MAX_AGE_S: Final = 1.0
 """One of this age is served too while a new one is made; an older one never."""
 DEFAULT_DEADLINE_S: Final = 8.0
 """Prometheus gives up after 10 s by default."""
+_SECOND_TRY_S: Final = 1.0
 _GZIP_LEVEL: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One exposition format: its media type for negotiation, its exact content type, its encoder."""
-
-    media_type: str
-    content_type: str
-    encode: Callable[[Registry], bytes]
-
-
-TEXT: Final = Format("text/plain", CONTENT_TYPE_PLAIN_0_0_4, generate_latest)
-OPENMETRICS: Final = Format(
-    "application/openmetrics-text", openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest
-)
 
 
 def choose_format(accept: str) -> Format:
@@ -97,19 +80,9 @@ class ExpositionSettings:
     loaded_at: float = field(default_factory=time.time)
 
 
-class _Families(Registry):
-    """Families that are there already, in the shape of a registry that an encoder takes."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
-
-
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    families: tuple[Metric, ...]
+    families: tuple[Family, ...]
     success: bool
     seconds: float
 
@@ -122,6 +95,16 @@ class Rendered:
     content_type: str
     is_gzip: bool
     made_at: float
+
+
+@dataclass(slots=True)
+class _Run:
+    """One exposition in the making, in a worker thread; `current` is the collector that it is in."""
+
+    skipped: frozenset[str]
+    outcomes: dict[str, _Outcome] = field(default_factory=dict)
+    current: str = ""
+    is_abandoned: bool = False
 
 
 class Scrape:
@@ -140,9 +123,9 @@ class Scrape:
         self._snapshot = snapshot
         self._collectors = collectors
         self._settings = settings
+        # One worker does it all; the others are for what a stuck one leaves undone.
         self._executor = ThreadPoolExecutor(len(collectors) + 2, thread_name_prefix="scrape")
-        self._running: dict[str, tuple[Future[_Outcome], float]] = {}
-        self._told_stuck: set[str] = set()
+        self._stuck: dict[str, Future[Rendered | None]] = {}
         self._rendered: dict[tuple[str, bool], Rendered] = {}
         self._refreshing: dict[tuple[str, bool], asyncio.Task[Rendered]] = {}
         self._dropped = {"series_limit": 0, "duplicate": 0}
@@ -161,70 +144,83 @@ class Scrape:
             return cached
         task = self._refreshing.get(key)
         if task is None:
-            task = asyncio.create_task(self._refresh(wanted, compress, deadline))
+            task = asyncio.create_task(self._refresh(wanted, deadline, compress=compress))
             self._refreshing[key] = task
             task.add_done_callback(lambda _: self._refreshing.pop(key, None))
         if cached is not None and age < MAX_AGE_S:
             return cached
         return await asyncio.shield(task)
 
-    async def _refresh(self, wanted: Format, compress: bool, deadline: float) -> Rendered:  # noqa: FBT001  private
-        loop = asyncio.get_running_loop()
+    async def _refresh(self, wanted: Format, deadline: float, *, compress: bool) -> Rendered:
         made_at = time.monotonic()
-        families = await self._collect(deadline)
-        body = await loop.run_in_executor(self._executor, _encode, wanted, families, compress)
-        rendered = Rendered(body, wanted.content_type, compress, made_at)
+        self._stuck = {name: future for name, future in self._stuck.items() if not future.done()}
+        run = _Run(frozenset(self._stuck))
+        rendered: Rendered | None = None
+        # A second worker does what a stuck collector kept the first one from.
+        for patience in (deadline, min(deadline, _SECOND_TRY_S)):
+            make = functools.partial(self._make, run, wanted, made_at, deadline, compress=compress)
+            future = self._executor.submit(make)
+            await asyncio.wait([asyncio.wrap_future(future)], timeout=patience)
+            if future.done():
+                rendered = future.result()
+                break
+            run = self._abandon(run, future, deadline)
+        if rendered is None:
+            render = functools.partial(self._render, run.outcomes, wanted, made_at, deadline, compress=compress)
+            rendered = await asyncio.get_running_loop().run_in_executor(self._executor, render)
         self._rendered[wanted.media_type, compress] = rendered
         return rendered
 
-    async def _collect(self, deadline: float) -> list[Metric]:
-        loop = asyncio.get_running_loop()
-        snapshot = await loop.run_in_executor(self._executor, self._snapshot)
-        started = {c.name: self._start(c, snapshot, deadline) for c in self._collectors}
-        waiting = [asyncio.wrap_future(future) for future in started.values() if future is not None]
-        if waiting:
-            await asyncio.wait(waiting, timeout=deadline)
-        outcomes = {name: self._outcome(name, future, deadline) for name, future in started.items()}
-        return self._assemble(outcomes)
+    def _make(self, run: _Run, wanted: Format, made_at: float, deadline: float, *, compress: bool) -> Rendered | None:
+        """The exposition, or None where it took so long that nobody waits for it any more."""
+        snapshot = self._snapshot()
+        for collector in self._collectors:
+            if run.is_abandoned:
+                return None
+            if collector.name not in run.skipped and collector.name not in run.outcomes:
+                run.current = collector.name
+                run.outcomes[collector.name] = _collect(collector, snapshot)
+        run.current = ""
+        return self._render(run.outcomes, wanted, made_at, deadline, compress=compress)
 
-    def _start(self, collector: Collector, snapshot: FleetSnapshot, deadline: float) -> Future[_Outcome] | None:
-        """A collector's run, shared with a scrape that began it just now, or None while it is stuck."""
-        now = time.monotonic()
-        earlier = self._running.get(collector.name)
-        if earlier is not None and not earlier[0].done():
-            return earlier[0] if now < earlier[1] else None
-        future = self._executor.submit(_run, collector, snapshot)
-        self._running[collector.name] = (future, now + deadline)
-        return future
+    def _abandon(self, run: _Run, future: Future[Rendered | None], deadline: float) -> _Run:
+        """Leave a stuck run to itself; what is left to do, without the collector it is stuck in."""
+        run.is_abandoned = True
+        if run.current:
+            self._stuck[run.current] = future
+            name = run.current
+            log.warning("collector %s did not finish in %g s: its series are missing until it does", name, deadline)
+        return _Run(run.skipped | {run.current}, run.outcomes.copy())
 
-    def _outcome(self, name: str, future: Future[_Outcome] | None, deadline: float) -> _Outcome:
-        if future is not None and future.done():
-            self._told_stuck.discard(name)
-            return future.result()
-        if name not in self._told_stuck:
-            self._told_stuck.add(name)
-            log.warning("collector %s did not finish in %.3g s: its series are missing until it does", name, deadline)
-        return _Outcome((), success=False, seconds=deadline)
+    def _render(
+        self, outcomes: dict[str, _Outcome], wanted: Format, made_at: float, deadline: float, *, compress: bool
+    ) -> Rendered:
+        missing = _Outcome((), success=False, seconds=deadline)
+        families = self._assemble({c.name: outcomes.get(c.name, missing) for c in self._collectors})
+        body = encode(families, wanted)
+        if compress:
+            body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+        return Rendered(body, wanted.content_type, compress, made_at)
 
-    def _assemble(self, outcomes: dict[str, _Outcome]) -> list[Metric]:
+    def _assemble(self, outcomes: dict[str, _Outcome]) -> list[Family]:
         """All families within the limit, each name once, then what there is to say of this scrape."""
         settings = self._settings()
-        families: list[Metric] = []
+        families: list[Family] = []
         names: set[str] = set()
         room = settings.series_limit
         for outcome in outcomes.values():
             for family in outcome.families:
-                size = _unique(family)
-                self._dropped["duplicate"] += size - len(family.samples)
-                if family.name in names or len(family.samples) > room:
-                    self._dropped["duplicate" if family.name in names else "series_limit"] += len(family.samples)
+                self._dropped["duplicate"] += family.drop_duplicates()
+                name, size = family.spec.name, len(family.samples)
+                if name in names or size > room:
+                    self._dropped["duplicate" if name in names else "series_limit"] += size
                     continue
-                names.add(family.name)
-                room -= len(family.samples)
+                names.add(name)
+                room -= size
                 families.append(family)
         return [*families, *self._self_metrics(outcomes, settings, settings.series_limit - room)]
 
-    def _self_metrics(self, outcomes: dict[str, _Outcome], settings: ExpositionSettings, series: int) -> list[Metric]:
+    def _self_metrics(self, outcomes: dict[str, _Outcome], settings: ExpositionSettings, series: int) -> list[Family]:
         success = metrics.COLLECTOR_SUCCESS.family()
         duration = metrics.COLLECTOR_DURATION.family()
         for name, outcome in outcomes.items():
@@ -241,13 +237,13 @@ class Scrape:
             dropped.add(count, reason)
         build = metrics.BUILD_INFO.family()
         build.add(1, __version__, "", platform.python_version())
-        own = [f.metric for f in (success, duration, reload_success, loaded_at, limit, dropped, build)]
+        own = [success, duration, reload_success, loaded_at, limit, dropped, build]
         exposed = metrics.EXPOSED_SERIES.family()
-        exposed.add(series + sum(len(metric.samples) for metric in own) + 1)
-        return [*own, exposed.metric]
+        exposed.add(series + sum(len(family.samples) for family in own) + 1)
+        return [*own, exposed]
 
 
-def _run(collector: Collector, snapshot: FleetSnapshot) -> _Outcome:
+def _collect(collector: Collector, snapshot: FleetSnapshot) -> _Outcome:
     begin = time.perf_counter()
     try:
         families = tuple(collector.collect(snapshot))
@@ -255,17 +251,3 @@ def _run(collector: Collector, snapshot: FleetSnapshot) -> _Outcome:
         log.exception("collector %s failed: its series are missing from this scrape", collector.name)
         return _Outcome((), success=False, seconds=time.perf_counter() - begin)
     return _Outcome(families, success=True, seconds=time.perf_counter() - begin)
-
-
-def _unique(family: Metric) -> int:
-    """Leave the first of samples that are one series; two would lose the whole scrape. How many there were."""
-    before = len(family.samples)
-    first = {(sample.name, tuple(sample.labels.items())): sample for sample in reversed(family.samples)}
-    if len(first) < before:
-        family.samples = list(reversed(first.values()))
-    return before
-
-
-def _encode(wanted: Format, families: Sequence[Metric], compress: bool) -> bytes:  # noqa: FBT001  private
-    body = wanted.encode(_Families(families))
-    return gzip.compress(body, _GZIP_LEVEL, mtime=0) if compress else body

@@ -5,38 +5,21 @@ pytest tests/unit/test_golden.py --update-golden
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from gpu_hpc_exporter.collectors import COLLECTORS
 from gpu_hpc_exporter.config import DEFAULT_RECORDING
+from gpu_hpc_exporter.exposition import TEXT, encode
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
-from gpu_hpc_exporter.scrape import TEXT
 from gpu_hpc_exporter.sources.replay import Recording, play, time_of
 
 HERE = Path(__file__).parent.parent
 GOLDEN = HERE / "golden"
 CAPTURES = (DEFAULT_RECORDING, *sorted((HERE / "captures").glob("*.jsonl.gz")))
 GAUGE_WINDOW_NS = 15_000_000_000
-
-
-class Families(Collector):
-    """The collectors' families over one snapshot, without what changes from run to run."""
-
-    def __init__(self, snapshot: FleetSnapshot) -> None:
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterator[Metric]:
-        for collector in COLLECTORS:
-            if collector.name == "process":  # this test's own CPU time and memory
-                continue
-            yield from collector.collect(self._snapshot)
 
 
 def expositions(capture: Path) -> dict[str, bytes]:
@@ -61,9 +44,10 @@ def expositions(capture: Path) -> dict[str, bytes]:
 
 
 def render(snapshot: FleetSnapshot) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(Families(replace(snapshot, wall_ns=snapshot.now_ns)))
-    return TEXT.encode(registry)
+    """What is served of a snapshot, without what changes from run to run."""
+    frozen = replace(snapshot, wall_ns=snapshot.now_ns)
+    collectors = [collector for collector in COLLECTORS if collector.name != "process"]
+    return encode((family for collector in collectors for family in collector.collect(frozen)), TEXT)
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name)

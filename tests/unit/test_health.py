@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from exporter_process import parse
 from gpu_hpc_exporter.collectors.health import CRITICAL_XIDS, HealthCollector
+from gpu_hpc_exporter.exposition import TEXT, encode
 from gpu_hpc_exporter.model import Event, Gpu, GpuFellOff, StateChange, XidError
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import MAX_XIDS
@@ -274,11 +276,10 @@ def series(snapshot: FleetSnapshot) -> dict[str, dict[tuple[str, ...], float]]:
     """Samples of the collector by name and label values, each once."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in HealthCollector().collect(snapshot):
-        values = found.setdefault(family.name, {})
-        for sample in family.samples:
-            key = tuple(sample.labels.values())
-            assert key not in values
-            values[key] = sample.value
+        found.setdefault(family.spec.name, {})
+        for (name, labels), value in parse(encode([family], TEXT).decode()).values.items():
+            key = tuple(dict(labels)[label] for label in family.spec.labels)
+            found.setdefault(name, {})[key] = value
     return found
 
 
@@ -286,11 +287,11 @@ def test_zeros_of_critical_xids_exist_for_every_gpu() -> None:
     """A counter born at 1 never increases: every GPU has its zeros from the start, a lost one too."""
     fleet = two_gpus(M1)
     zeros = {(str(n), g.uuid, str(x)): 0.0 for n, g in enumerate((G0, G1)) for x in CRITICAL_XIDS}
-    assert series(fleet.snapshot())["gpu_hpc_xid_errors"] == zeros
+    assert series(fleet.snapshot())["gpu_hpc_xid_errors_total"] == zeros
     fleet.put(LOST)
-    assert series(fleet.snapshot())["gpu_hpc_xid_errors"] == zeros
+    assert series(fleet.snapshot())["gpu_hpc_xid_errors_total"] == zeros
     fleet.put(inventory(G0))
-    assert series(fleet.snapshot())["gpu_hpc_xid_errors"] == zeros
+    assert series(fleet.snapshot())["gpu_hpc_xid_errors_total"] == zeros
 
 
 def test_xids_have_counts_and_a_time() -> None:
@@ -300,7 +301,7 @@ def test_xids_have_counts_and_a_time() -> None:
         fleet.put(XidError(NS, number, "nvml", uuid=G1.uuid))
     snapshot = fleet.snapshot()
     found = series(snapshot)
-    counted = {key: value for key, value in found["gpu_hpc_xid_errors"].items() if value}
+    counted = {key: value for key, value in found["gpu_hpc_xid_errors_total"].items() if value}
     assert counted == {("1", G1.uuid, "79"): 1, ("1", G1.uuid, "13"): 2}
     newest = found["gpu_hpc_xid_last_timestamp_seconds"]
     assert newest.keys() == counted.keys()
@@ -332,7 +333,7 @@ def test_hung_calls_are_series() -> None:
     found = series(fleet.snapshot())
     assert found["gpu_hpc_driver_call_hung_seconds"] == {("", "", "list GPUs"): 9.0, ("0", G0.uuid, "memory"): 6.5}
     assert found["gpu_hpc_gpus"] == {("expected",): 2, ("visible",): 1}
-    assert len(found["gpu_hpc_xid_errors"]) == 2 * len(CRITICAL_XIDS)
+    assert len(found["gpu_hpc_xid_errors_total"]) == 2 * len(CRITICAL_XIDS)
 
 
 def test_without_gpus_there_are_counts_only() -> None:

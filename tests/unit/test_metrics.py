@@ -9,17 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from gpu_hpc_exporter import metrics, metrics_page
 from gpu_hpc_exporter.collectors.readings import ReadingsCollector
 from gpu_hpc_exporter.diagnosis.classify import CLASSES
 from gpu_hpc_exporter.diagnosis.intensity import UNITS
-from gpu_hpc_exporter.metrics import CATALOGUE, MAX_LABEL_BYTES, Family, Spec, clean_label
+from gpu_hpc_exporter.exposition import MAX_LABEL_BYTES, TEXT, Family, Spec, clean_label, encode
+from gpu_hpc_exporter.metrics import CATALOGUE
 from gpu_hpc_exporter.model import CLOCK_EVENT_PREFIX, CUMULATIVE_READINGS, READINGS, STATES
 from unit.objects import G0, readings, running_fleet
 
@@ -38,22 +35,9 @@ NOT_BASE_UNITS = {
 UNIT_WORDS = {"seconds", "bytes", "ratio", "celsius", "hertz", "watts", "joules"}
 
 
-class OneFamily(Collector):
-    """A collector of one ready family."""
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-
-    def collect(self) -> list[Metric]:
-        """The family."""
-        return [self._family.metric]
-
-
 def expose(family: Family) -> bytes:
     """The family as Prometheus would get it."""
-    registry = CollectorRegistry()
-    registry.register(OneFamily(family))
-    return generate_latest(registry)
+    return encode([family], TEXT)
 
 
 def names(spec: Spec) -> set[str]:
@@ -153,7 +137,7 @@ def test_b03_what_can_go_down_is_no_counter() -> None:
         fleet.put(readings(10, {reading: 1.0}))
         for family in ReadingsCollector().collect(fleet.snapshot()):
             if family.samples:
-                kinds[reading] = family.type
+                kinds[reading] = family.spec.kind
     integrated = {r for r in READINGS if r.startswith(CLOCK_EVENT_PREFIX)}  # served as seconds, over two readings
     assert kinds.keys() == set(READINGS) - integrated
     assert {reading for reading, kind in kinds.items() if kind == "counter"} == CUMULATIVE_READINGS
@@ -164,7 +148,7 @@ def test_what_is_not_finite_is_absent(value: float) -> None:
     """Absent is not zero, and not NaN either."""
     family = metrics.SM_ACTIVE.family()
     family.add(value, "0", "G")
-    assert family.metric.samples == []
+    assert family.samples == []
 
 
 def test_a_wrong_number_of_labels_is_an_error() -> None:

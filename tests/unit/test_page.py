@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_hpc_exporter.metrics import clean_label
+from gpu_hpc_exporter.exposition import clean_label
 from gpu_hpc_exporter.model import Quantity, StateChange
 from gpu_hpc_exporter.page import render_page
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot

@@ -19,15 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter_process import parse
 from gpu_hpc_exporter.collectors import COLLECTORS, Collector
-from gpu_hpc_exporter.metrics import CATALOGUE, SM_ACTIVE, UP, Spec
+from gpu_hpc_exporter.exposition import OPENMETRICS, TEXT, Family, Spec
+from gpu_hpc_exporter.metrics import CATALOGUE, SM_ACTIVE, UP
 from gpu_hpc_exporter.model import READINGS, IntervalInForce, StateChange
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.scrape import (
     DEFAULT_DEADLINE_S,
     FRESH_S,
     MAX_AGE_S,
-    OPENMETRICS,
-    TEXT,
     ExpositionSettings,
     Rendered,
     Scrape,
@@ -138,11 +137,11 @@ class Faulty:
 
     name = "faulty"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Half of what it promised."""
         family = UP.family()
         family.add(len(snapshot.gpus))
-        yield family.metric
+        yield family
         raise RuntimeError("no such sensor")
 
 
@@ -151,7 +150,7 @@ class FaultyAtOnce:
 
     name = "faulty_at_once"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Nothing."""
         raise KeyError(snapshot.now_ns)
 
@@ -409,14 +408,14 @@ class Blocking:
         self.leave = threading.Event()
         self.started = 0
 
-    def collect(self, _: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, _: FleetSnapshot) -> Iterator[Family]:
         """One family, late."""
         self.started += 1
         self.begun.set()
         assert self.leave.wait(30)
         family = SM_ACTIVE.family()
         family.add(self.started, "0", G0.uuid)
-        yield family.metric
+        yield family
 
 
 SOURCES = COLLECTORS[0]
@@ -523,13 +522,13 @@ class Fixed:
         self.name = name
         self._families = families
 
-    def collect(self, _: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, _: FleetSnapshot) -> Iterator[Family]:
         """Each sample's value is its position."""
         for spec, samples in self._families:
             family = spec.family()
             for position, labels in enumerate(samples):
                 family.add(position, *labels)
-            yield family.metric
+            yield family
 
 
 def gpus(count: int) -> list[tuple[str, ...]]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter.collectors.bottleneck import BottleneckCollector
 from gpu_hpc_exporter.collectors.gpus import GpusCollector
 from gpu_hpc_exporter.collectors.health import HealthCollector
@@ -17,6 +15,7 @@ from gpu_hpc_exporter.collectors.process import ProcessCollector
 from gpu_hpc_exporter.collectors.readings import ReadingsCollector
 from gpu_hpc_exporter.collectors.sources import SourcesCollector
 from gpu_hpc_exporter.collectors.windows import WindowsCollector
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 
 
@@ -25,7 +24,7 @@ class Collector(Protocol):
 
     name: str
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]: ...
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]: ...
 
 
 COLLECTORS: Final[tuple[Collector, ...]] = (

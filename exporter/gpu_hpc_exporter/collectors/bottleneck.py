@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter import metrics
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import HISTOGRAM_BOUNDS, NANO, NS
 
@@ -16,7 +15,7 @@ class BottleneckCollector:
 
     name = "bottleneck"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Every class of a GPU is present from its first window on, so that rates start at 0."""
         classes = metrics.BOTTLENECK_SECONDS.family()
         gauges = metrics.BOTTLENECK_INTENSITY.family()
@@ -31,6 +30,6 @@ class BottleneckCollector:
                 gauges.add(intensity, *labels, unit)
             for unit, histogram in totals.histograms.items():
                 windows.add_histogram(HISTOGRAM_BOUNDS, histogram.counts, histogram.sum_nano / NANO, *labels, unit)
-        yield classes.metric
-        yield gauges.metric
-        yield windows.metric
+        yield classes
+        yield gauges
+        yield windows

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter import metrics
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 
 
@@ -15,7 +14,7 @@ class GpusCollector:
 
     name = "gpus"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """One info sample per GPU and MIG instance."""
         info = metrics.GPU_INFO.family()
         for totals in snapshot.gpus:
@@ -36,8 +35,8 @@ class GpusCollector:
                 gpu.profile,
                 gpu.parent_uuid,
             )
-        yield info.metric
+        yield info
         if snapshot.driver is not None:
             driver = metrics.DRIVER_INFO.family()
             driver.add(1, snapshot.driver.driver_version, snapshot.driver.cuda_version, snapshot.driver.nvml_version)
-            yield driver.metric
+            yield driver

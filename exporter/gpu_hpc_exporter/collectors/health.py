@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter import metrics
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import NS
 
@@ -23,7 +22,7 @@ class HealthCollector:
 
     name = "health"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Served whole also for GPUs whose values are withdrawn."""
         gpus = metrics.GPUS.family()
         gpus.add(snapshot.expected, "expected")
@@ -34,11 +33,11 @@ class HealthCollector:
         hung = metrics.DRIVER_CALL_HUNG.family()
         for call in snapshot.hung:
             hung.add(call.seconds, snapshot.label(call.uuid), call.uuid, call.call)
-        yield from (gpus.metric, lost.metric, hung.metric)
+        yield from (gpus, lost, hung)
         yield from self._xids(snapshot)
 
     @staticmethod
-    def _xids(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _xids(snapshot: FleetSnapshot) -> Iterator[Family]:
         errors = metrics.XID_ERRORS.family()
         newest = metrics.XID_LAST_TIMESTAMP.family()
         for uuid, xids in snapshot.xids.items():
@@ -48,4 +47,4 @@ class HealthCollector:
                 errors.add(count, *labels, str(xid))
                 if wall_ns is not None:
                     newest.add(wall_ns / NS, *labels, str(xid))
-        yield from (errors.metric, newest.metric)
+        yield from (errors, newest)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import ProcessCollector as ProcessReader
-from prometheus_client.core import Metric
 
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 
 
@@ -18,6 +18,6 @@ class ProcessCollector:
     def __init__(self) -> None:
         self._reader = ProcessReader(registry=None)
 
-    def collect(self, _: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, _: FleetSnapshot) -> Iterator[Family]:
         """The snapshot says nothing of the process itself."""
-        yield from self._reader.collect()
+        yield from map(Family.of_metric, self._reader.collect())

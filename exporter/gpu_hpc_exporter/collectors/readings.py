@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter import metrics
-from gpu_hpc_exporter.metrics import Spec
+from gpu_hpc_exporter.exposition import Family, Spec
 from gpu_hpc_exporter.model import Reading
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import NS
@@ -78,7 +76,7 @@ class ReadingsCollector:
 
     name = "readings"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Families that no GPU fills are left out."""
         for spec, parts in _TABLE:
             family = spec.family()
@@ -87,8 +85,8 @@ class ReadingsCollector:
                     value = totals.readings.get(reading)
                     if value is not None:
                         family.add(value, snapshot.label(totals.gpu.uuid), totals.gpu.uuid, *labels)
-            if family.metric.samples:
-                yield family.metric
+            if family.samples:
+                yield family
         busy = metrics.NVML_BUSY_SECONDS.family()
         events = metrics.CLOCK_EVENT_SECONDS.family()
         for totals in snapshot.gpus:
@@ -97,5 +95,5 @@ class ReadingsCollector:
                 busy.add(totals.nvml_busy_ns / NS, *gpu)
             for reason, event_ns in totals.clock_event_ns.items():
                 events.add(event_ns / NS, *gpu, reason)
-        yield busy.metric
-        yield events.metric
+        yield busy
+        yield events

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter import metrics
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.model import STATES
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import NS
@@ -17,7 +16,7 @@ class SourcesCollector:
 
     name = "sources"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Served whole also on a node without a driver."""
         yield from self._health(snapshot)
         yield from self._states(snapshot)
@@ -25,23 +24,23 @@ class SourcesCollector:
         errors = metrics.DRIVER_ERRORS.family()
         for code, count in snapshot.driver_errors.items():
             errors.add(count, code)
-        yield errors.metric
+        yield errors
 
     @staticmethod
-    def _health(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _health(snapshot: FleetSnapshot) -> Iterator[Family]:
         up = metrics.UP.family()
         up.add(1 if snapshot.is_up else 0)
-        yield up.metric
+        yield up
         if not snapshot.is_up:
             down = metrics.DOWN_INFO.family()
             down.add(1, snapshot.down_reason)
-            yield down.metric
+            yield down
         replay = metrics.REPLAY.family()
         replay.add(1 if snapshot.host_state("replay") else 0)
-        yield replay.metric
+        yield replay
 
     @staticmethod
-    def _states(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _states(snapshot: FleetSnapshot) -> Iterator[Family]:
         states = metrics.SOURCE_STATE.family()
         reasons = metrics.SOURCE_STATE_INFO.family()
         for current in snapshot.states:
@@ -50,11 +49,11 @@ class SourcesCollector:
                 states.add(1 if state == current.state else 0, *labels, state)
             if current.state != "active":
                 reasons.add(1, *labels, current.state, current.reason)
-        yield states.metric
-        yield reasons.metric
+        yield states
+        yield reasons
 
     @staticmethod
-    def _windows(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _windows(snapshot: FleetSnapshot) -> Iterator[Family]:
         interval = metrics.WINDOW_SECONDS.family()
         windows = metrics.WINDOWS.family()
         last = metrics.LAST_WINDOW.family()
@@ -69,4 +68,4 @@ class SourcesCollector:
                 last.add((snapshot.wall_ns - (snapshot.now_ns - end_ns)) / NS, *gpu, source)
             for (reading, reason), count in totals.rejected.items():
                 rejected.add(count, *gpu, reading, reason)
-        yield from (interval.metric, windows.metric, last.metric, rejected.metric)
+        yield from (interval, windows, last, rejected)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import Metric
-
 from gpu_hpc_exporter import metrics
-from gpu_hpc_exporter.metrics import Spec
+from gpu_hpc_exporter.exposition import Family, Spec
 from gpu_hpc_exporter.model import COUNT_QUANTITIES, Quantity
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import NS
@@ -60,14 +58,14 @@ class WindowsCollector:
 
     name = "windows"
 
-    def collect(self, snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def collect(self, snapshot: FleetSnapshot) -> Iterator[Family]:
         """Families without a sample are left out."""
         yield from self._counters(snapshot)
         yield from self._gauges(snapshot)
         yield from self._accounting(snapshot)
 
     @staticmethod
-    def _counters(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _counters(snapshot: FleetSnapshot) -> Iterator[Family]:
         for spec, parts in _COUNTERS:
             family = spec.family()
             for totals in snapshot.gpus:
@@ -78,17 +76,17 @@ class WindowsCollector:
                         # Division of two integers rounds once: the double nearest to the exact total.
                         value = total if quantity in COUNT_QUANTITIES else total / NS
                         family.add(value, snapshot.label(uuid), uuid, *labels)
-            if family.metric.samples:
-                yield family.metric
+            if family.samples:
+                yield family
 
     @staticmethod
-    def _gauges(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _gauges(snapshot: FleetSnapshot) -> Iterator[Family]:
         for spec, quantity in _GAUGES:
             family = spec.family()
             for totals in snapshot.gpus:
                 if quantity in totals.gauges:
                     family.add(totals.gauges[quantity], snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
-            yield family.metric
+            yield family
         sm = metrics.SM_UTILIZATION_SEED.family()
         dram = metrics.DRAM_UTILIZATION_SEED.family()
         for totals in snapshot.gpus:
@@ -97,11 +95,11 @@ class WindowsCollector:
                 sm.add(totals.sm_utilization, snapshot.label(uuid), uuid, _NO_JOB)
             if "dram_active" in totals.gauges:
                 dram.add(totals.gauges["dram_active"], snapshot.label(uuid), uuid, _NO_JOB)
-        yield sm.metric
-        yield dram.metric
+        yield sm
+        yield dram
 
     @staticmethod
-    def _accounting(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    def _accounting(snapshot: FleetSnapshot) -> Iterator[Family]:
         observed = metrics.OBSERVED_SECONDS.family()
         by_source = metrics.SOURCE_OBSERVED_SECONDS.family()
         for totals in snapshot.gpus:
@@ -110,5 +108,5 @@ class WindowsCollector:
                 by_source.add(source_ns / NS, *labels, source)
             if totals.source_observed_ns:
                 observed.add(totals.observed_ns / NS, *labels)
-        yield observed.metric
-        yield by_source.metric
+        yield observed
+        yield by_source

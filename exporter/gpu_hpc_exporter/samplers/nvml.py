@@ -36,7 +36,7 @@ CHECK_PERIOD_S: Final = 10.0
 """How often the library's owner looks whether the GPUs are still the same."""
 _MAX_LOST_RETRY_S: Final = 600.0
 _JOIN_S: Final = 1.2
-_EVENT_WAIT_MS: Final = 900
+_EVENT_PERIOD_S: Final = 1.0
 
 
 class NvmlSampler:
@@ -235,17 +235,13 @@ class _Session:
         except DriverCallError as error:
             log.info("the driver offers no Xid events (%s)", error.name)
             return
-        while not self._stop.is_set():
+        while not self._stop.wait(_EVENT_PERIOD_S):
             try:
-                event = events.wait(_EVENT_WAIT_MS)
+                for uuid, xid in events.take():
+                    log.warning("Xid %d on %s", xid, uuid)
+                    self._sink.put(XidError(time.monotonic_ns(), xid, "nvml", uuid=uuid))
             except DriverCallError as error:
                 self._sink.put(DriverError(time.monotonic_ns(), error.name))
-                self._stop.wait(_EVENT_WAIT_MS / 1000)
-                continue
-            if event is not None:
-                uuid, xid = event
-                log.warning("Xid %d on %s", xid, uuid)
-                self._sink.put(XidError(time.monotonic_ns(), xid, "nvml", uuid=uuid))
         events.close()
 
 

@@ -16,6 +16,7 @@ from gpu_hpc_exporter.model import (
     CLOCK_EVENT_PREFIX,
     COUNT_QUANTITIES,
     QUANTITIES,
+    READINGS,
     SLOWDOWN_READINGS,
     Gpu,
     Quantity,
@@ -35,6 +36,9 @@ MIN_STALE_NS: Final = 5 * NS
 """Values vanish after max(2 windows, 5 s) without a new one: never frozen, never 0."""
 MAX_XIDS: Final = 64
 """Different Xids remembered per GPU; the kernel log is input from outside."""
+_CLOCK_EVENTS: Final = tuple(
+    (r, r.removeprefix(CLOCK_EVENT_PREFIX)) for r in READINGS if r.startswith(CLOCK_EVENT_PREFIX)
+)
 _CHECKPOINT_NS: Final = NS
 _MAX_READING_GAP_NS: Final = 5 * NS
 
@@ -262,9 +266,9 @@ class GpuTotals:
         busy = values.get("nvml_utilization_ratio")
         if busy is not None:
             self._nvml_busy_ns = (self._nvml_busy_ns or 0) + round(busy * elapsed_ns)
-        for reading, active in values.items():
-            if reading.startswith(CLOCK_EVENT_PREFIX):
-                reason = reading.removeprefix(CLOCK_EVENT_PREFIX)
+        for reading, reason in _CLOCK_EVENTS:
+            active = values.get(reading)
+            if active is not None:
                 self._clock_event_ns[reason] = self._clock_event_ns.get(reason, 0) + round(active * elapsed_ns)
 
     def _checkpoint(self, time_ns: int) -> None:

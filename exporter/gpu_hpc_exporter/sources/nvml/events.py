@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pynvml
 
@@ -30,16 +30,22 @@ class XidEvents:
             self.close()
             raise refusal
 
-    def wait(self, timeout_ms: int) -> tuple[str, int] | None:
-        """The next (UUID, Xid), or None after the time-out. Raises DriverCallError."""
-        try:
-            event = pynvml.nvmlEventSetWait_v2(self._set, timeout_ms)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_TIMEOUT:
-                return None
-            raise DriverCallError(error) from error
-        uuid = self._uuids.get(_address(event.device))
-        return None if uuid is None else (uuid, int(event.eventData))
+    def take(self) -> Iterator[tuple[str, int]]:
+        """(UUID, Xid) of every event since the last call. Raises DriverCallError.
+
+        The set queues events, so asking it now and then loses none, and it costs less than to wait in the
+        driver, which does so by polling.
+        """
+        while True:
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                    return
+                raise DriverCallError(error) from error
+            uuid = self._uuids.get(_address(event.device))
+            if uuid is not None:
+                yield uuid, int(event.eventData)
 
     def close(self) -> None:
         """Free the set."""

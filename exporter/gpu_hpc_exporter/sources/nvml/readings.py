@@ -86,7 +86,6 @@ class Group:
 class _Slot:
     group: Group
     due_ns: int = 0
-    values: Values | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +110,7 @@ class ReadingTable:
         self._on_call = on_call
         self._label = label
         self._slots = [_Slot(group) for group in groups]
+        self._kept: dict[str, Values] = {}
 
     def read(self, now_ns: int) -> Pass:
         """Values as of `now_ns`. Raises DriverCallError only for codes after which no call can succeed."""
@@ -118,18 +118,20 @@ class ReadingTable:
         errors: list[str] = []
         succeeded = False
         for slot in self._slots:
-            if now_ns >= slot.due_ns:
-                slot.due_ns = now_ns + slot.group.period_ns
-                self._on_call(slot.group.name)
-                try:
-                    slot.values = _checked(slot.group.read(self._handle), problems)
-                    succeeded = True
-                except pynvml.NVMLError as error:
-                    slot.values = None
-                    self._note(slot, error, now_ns, errors)
+            if now_ns < slot.due_ns:
+                continue
+            name = slot.group.name
+            slot.due_ns = now_ns + slot.group.period_ns
+            self._on_call(name)
+            try:
+                self._kept[name] = _checked(slot.group.read(self._handle), problems)
+                succeeded = True
+            except pynvml.NVMLError as error:
+                self._kept.pop(name, None)
+                self._note(slot, error, now_ns, errors)
         values: Values = {}
-        for slot in self._slots:
-            values.update(slot.values or {})
+        for kept in self._kept.values():
+            values.update(kept)
         # Values kept from earlier passes must not pass for an answer where every call fails now.
         answered = succeeded or (bool(values) and not errors)
         return Pass(values, tuple(problems), tuple(errors), answered)
