@@ -162,14 +162,14 @@ def test_a12_a_hung_call_withdraws_the_gpu() -> None:
     fleet = Fleet(clock, GAUGE_WINDOW_NS, None, watches.hung)
     fleet.put(inventory(G0, G1, M1))
     watch = watches.watch(G1.uuid, M1.uuid)
-    watch.begin("memory", 10 * NS)
+    watch.current = ("memory", 10 * NS)
     assert uuids(fleet.snapshot()) == ([G0.uuid, G1.uuid, M1.uuid], [])
     clock.now_s = 16
     snapshot = fleet.snapshot()
     assert uuids(snapshot) == ([G0.uuid], [])
     assert snapshot.hung == (HungCall(G1.uuid, "memory", 6.0), HungCall(M1.uuid, "memory", 6.0))
     assert (snapshot.label(G1.uuid), snapshot.label(M1.uuid), len(snapshot.known)) == ("1", "1", 3)
-    watch.end()
+    watch.current = None
     assert uuids(fleet.snapshot()) == ([G0.uuid, G1.uuid, M1.uuid], [])
 
 

@@ -17,7 +17,7 @@ BEGAN = 100 * NS
 def test_a_call_hangs_only_after_its_deadline(after_ns: int, seconds: float | None) -> None:
     """Up to the deadline a call is slow, after it it hangs, with the whole time since it began."""
     watch = CallWatch((G0.uuid,), 5 * NS)
-    watch.begin("GPM sample", BEGAN)
+    watch.current = ("GPM sample", BEGAN)
     expected = [] if seconds is None else [HungCall(G0.uuid, "GPM sample", seconds)]
     assert watch.hung(BEGAN + after_ns) == expected
 
@@ -26,9 +26,9 @@ def test_a_thread_that_is_in_no_call_hangs_nowhere() -> None:
     """Neither before the first call nor after the last one, however long that was."""
     watch = CallWatch((G0.uuid,), 5 * NS)
     assert watch.hung(10**18) == []
-    watch.begin("GPM sample", BEGAN)
-    watch.end()
-    watch.end()
+    watch.current = ("GPM sample", BEGAN)
+    watch.current = None
+    watch.current = None
     assert watch.hung(10**18) == []
 
 
@@ -36,7 +36,7 @@ def test_the_next_call_has_its_own_deadline() -> None:
     """Many calls of four seconds are no hang, and the name is that of the call under way."""
     watch = CallWatch((G0.uuid,), 5 * NS)
     for number in range(5):
-        watch.begin(f"call {number}", BEGAN + 4 * number * NS)
+        watch.current = (f"call {number}", BEGAN + 4 * number * NS)
         assert watch.hung(BEGAN + 4 * (number + 1) * NS) == []
     assert watch.hung(BEGAN + 30 * NS) == [HungCall(G0.uuid, "call 4", 14.0)]
 
@@ -44,7 +44,7 @@ def test_the_next_call_has_its_own_deadline() -> None:
 def test_a_hanging_thread_hangs_for_all_its_gpus() -> None:
     """One thread reads a GPU and its MIG instances: none of them is read while one call hangs."""
     watch = CallWatch((G1.uuid, M1.uuid), 5 * NS)
-    watch.begin("memory", BEGAN)
+    watch.current = ("memory", BEGAN)
     assert [call.uuid for call in watch.hung(BEGAN + 6 * NS)] == [G1.uuid, M1.uuid]
 
 
@@ -53,9 +53,9 @@ def test_each_thread_has_its_own_watch() -> None:
     watches = CallWatches()
     library, first, second = watches.watch(""), watches.watch(G0.uuid), watches.watch(G1.uuid, M1.uuid)
     assert watches.hung(10**18) == ()
-    second.begin("memory", BEGAN)
-    library.begin("nvmlInit", BEGAN + NS)
-    first.begin("power", BEGAN + 9 * NS)
+    second.current = ("memory", BEGAN)
+    library.current = ("nvmlInit", BEGAN + NS)
+    first.current = ("power", BEGAN + 9 * NS)
     assert watches.hung(BEGAN + 10 * NS) == (
         HungCall("", "nvmlInit", 9.0),
         HungCall(G1.uuid, "memory", 10.0),
@@ -67,7 +67,7 @@ def test_the_library_has_a_longer_deadline() -> None:
     """Opening the library may take as long as it takes to initialise every GPU; a call for one GPU may not."""
     watches = CallWatches()
     for watch in (watches.watch("", deadline_ns=LIBRARY_DEADLINE_NS), watches.watch(G0.uuid)):
-        watch.begin("call", BEGAN)
+        watch.current = ("call", BEGAN)
     assert watches.hung(BEGAN + CALL_DEADLINE_NS) == ()
     assert [call.uuid for call in watches.hung(BEGAN + CALL_DEADLINE_NS + 1)] == [G0.uuid]
     assert [call.uuid for call in watches.hung(BEGAN + LIBRARY_DEADLINE_NS + 1)] == ["", G0.uuid]
@@ -78,7 +78,7 @@ def test_a_dropped_watch_is_gone() -> None:
     watches = CallWatches()
     ended, other = watches.watch(G0.uuid), watches.watch(G0.uuid)
     for watch in (ended, other):
-        watch.begin("power", BEGAN)
+        watch.current = ("power", BEGAN)
     watches.drop(ended)
     assert watches.hung(BEGAN + 10 * NS) == (HungCall(G0.uuid, "power", 10.0),)
     watches.drop(other)

@@ -86,14 +86,23 @@ class GpuOwner:
         return _Row(gpu, ReadingTable(handle, label, groups, self._begin_call))
 
     def _begin_call(self, call: str) -> None:
-        self._watch.begin(call, time.monotonic_ns())
+        self._watch.current = (call, time.monotonic_ns())
 
     def _tick(self) -> bool:
+        """One beat. All that has to happen on it is the sample: ten times a second every cache has gone cold."""
         now_ns = time.monotonic_ns()
         try:
-            self._watch.begin("GPM sample", now_ns)
+            self._watch.current = ("GPM sample", now_ns)
             for row in self._rows:
-                self._take(row, now_ns)
+                if now_ns < row.gpm_due_ns:
+                    continue
+                try:
+                    if row.gpm is None:
+                        self._open_gpm(row, now_ns)
+                    elif row.gpm.take():
+                        self._publish(row, now_ns)
+                except DriverCallError as error:
+                    self._gpm_failed(row, error, now_ns)
             if now_ns >= self._publish_due_ns:
                 for row in self._rows:
                     self._read(row, now_ns)
@@ -106,7 +115,7 @@ class GpuOwner:
             self._lose(error.name)
             return False
         finally:
-            self._watch.end()
+            self._watch.current = None
         return self._failed_passes < _MAX_FAILED_PASSES
 
     @property
@@ -141,21 +150,6 @@ class GpuOwner:
         else:
             self._set_state(row, "nvml", "unsupported", "the driver offers no reading of this GPU")
 
-    def _take(self, row: _Row, now_ns: int) -> None:
-        if now_ns < row.gpm_due_ns:
-            return
-        row.gpm_due_ns = 0
-        if row.gpm is None:
-            row.gpm = self._open_gpm(row)
-            if row.gpm is None:
-                row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
-                return
-        try:
-            if row.gpm.take():
-                self._publish(row, now_ns)
-        except DriverCallError as error:
-            self._gpm_failed(row, error, now_ns)
-
     def _publish(self, row: _Row, now_ns: int) -> None:
         """Work off the samples taken since the last time."""
         if row.gpm is None or now_ns < row.gpm_due_ns:
@@ -169,13 +163,15 @@ class GpuOwner:
         row.gpm_failures = 0
         self._set_state(row, "gpm", "active", "")
 
-    def _open_gpm(self, row: _Row) -> GpmStream | None:
+    def _open_gpm(self, row: _Row, now_ns: int) -> None:
+        """Open GPM and take the first sample, or say why there will be no windows; to be asked again in an hour."""
+        row.gpm_due_ns = now_ns + _GPM_REPROBE_NS
         if row.gpu.mig_mode == "enabled" and not row.gpu.parent_uuid:
             self._set_state(row, "gpm", "unsupported", "MIG is enabled: the instances have the windows")
-            return None
+            return
         instance = int(row.gpu.gpu_instance) if row.gpu.parent_uuid else None
         try:
-            stream = GpmStream(self._device.handle, row.gpu, self._interval_ns, instance)
+            row.gpm = GpmStream(self._device.handle, row.gpu, self._interval_ns, instance)
         except DriverCallError as error:
             if error.fatal:
                 raise
@@ -183,9 +179,10 @@ class GpuOwner:
                 self._set_state(row, "gpm", "unsupported", "GPM needs a Hopper GPU or later (compute capability 9.0)")
             else:
                 self._set_state(row, "gpm", "failed", error.name)
-            return None
-        self._sink.put(IntervalInForce(time.monotonic_ns(), row.gpu.uuid, "gpm", self._interval_ns))
-        return stream
+            return
+        row.gpm_due_ns = 0
+        self._sink.put(IntervalInForce(now_ns, row.gpu.uuid, "gpm", self._interval_ns))
+        row.gpm.take()
 
     def _gpm_failed(self, row: _Row, error: DriverCallError, now_ns: int) -> None:
         """A window that fails is lost; the next tries come ever more seldom, in the end hourly."""

@@ -51,7 +51,7 @@ class _Job:
 
     def _run(self) -> None:
         watch = self._watches.watch("")
-        watch.begin(f"list GPU {self._index}", time.monotonic_ns())
+        watch.current = (f"list GPU {self._index}", time.monotonic_ns())
         device, error = None, ""
         try:
             device = describe(self._index)

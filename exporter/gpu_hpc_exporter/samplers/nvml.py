@@ -36,7 +36,7 @@ CHECK_PERIOD_S: Final = 10.0
 """How often the library's owner looks whether the GPUs are still the same."""
 _MAX_LOST_RETRY_S: Final = 600.0
 _JOIN_S: Final = 1.2
-_EVENT_PERIOD_S: Final = 1.0
+_EVENT_PERIOD_S: Final = 2.0
 
 
 class NvmlSampler:
@@ -103,7 +103,7 @@ class NvmlSampler:
                 self._supervise(session)
                 if self._end(session):
                     continue
-            self._library_watch.end()
+            self._library_watch.current = None
             self._stop.wait(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
@@ -123,7 +123,7 @@ class NvmlSampler:
 
     def _supervise(self, session: _Session) -> None:
         """Sleep until the session has to end: a stop, other GPUs, all lost, or time to look for a lost one."""
-        self._library_watch.end()
+        self._library_watch.current = None
         retry_at = time.monotonic() + self._lost_retry_s
         while not self._stop.is_set():
             self._wake.wait(CHECK_PERIOD_S)
@@ -150,7 +150,7 @@ class NvmlSampler:
         except DriverCallError:
             return True
         finally:
-            self._library_watch.end()
+            self._library_watch.current = None
 
     def _end(self, session: _Session) -> bool:
         """Stop the session; whether to open the next one at once rather than after a pause."""
@@ -159,7 +159,7 @@ class NvmlSampler:
         if session.stop():
             self._begin_call("nvmlShutdown")
             close_library()
-            self._library_watch.end()
+            self._library_watch.current = None
         if every_gpu_lost:
             log.error("access to every GPU is lost (%s): opening the driver anew", session.reason)
             self._state("failed", session.reason)
@@ -171,7 +171,7 @@ class NvmlSampler:
         self._state("failed", reason)
 
     def _begin_call(self, call: str) -> None:
-        self._library_watch.begin(call, time.monotonic_ns())
+        self._library_watch.current = (call, time.monotonic_ns())
 
     def _state(self, state: State, reason: str) -> None:
         self._sink.put(StateChange(time.monotonic_ns(), "nvml", "", state, reason))

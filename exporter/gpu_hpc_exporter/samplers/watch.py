@@ -22,24 +22,20 @@ class HungCall:
 
 
 class CallWatch:
-    """What one thread is doing in the driver. Written by its thread, read by any other without a lock."""
+    """What one thread is doing in the driver. Written by its thread, read by any other without a lock.
+
+    `current` is the call under way and when it began, None while the thread is elsewhere; a plain attribute,
+    since it is set on every beat.
+    """
 
     def __init__(self, uuids: tuple[str, ...], deadline_ns: int) -> None:
         self._uuids = uuids
         self._deadline_ns = deadline_ns
-        self._current: tuple[str, int] | None = None
-
-    def begin(self, call: str, now_ns: int) -> None:
-        """A call starts; it replaces the one before."""
-        self._current = (call, now_ns)
-
-    def end(self) -> None:
-        """The thread is back from the driver."""
-        self._current = None
+        self.current: tuple[str, int] | None = None
 
     def hung(self, now_ns: int) -> list[HungCall]:
         """The call under way, once per GPU of this thread, if it has passed its deadline."""
-        current = self._current
+        current = self.current
         if current is None or now_ns - current[1] <= self._deadline_ns:
             return []
         return [HungCall(uuid, current[0], (now_ns - current[1]) / 1e9) for uuid in self._uuids]
