@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,11 +105,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def run_exporter(directory: Path, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[Exporter]:
+def run_exporter(
+    directory: Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "gpu_hpc_exporter"),
+) -> Iterator[Exporter]:
     """Start the exporter on a free port, wait until it answers, and kill it in the end."""
     port = free_port()
     log = directory / f"exporter-{port}.log"
-    command = [sys.executable, "-m", "gpu_hpc_exporter", f"--web.listen-address=127.0.0.1:{port}", *flags]
+    command = [sys.executable, *program, f"--web.listen-address=127.0.0.1:{port}", *flags]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=stderr)
     exporter = Exporter(process, f"http://127.0.0.1:{port}", log)

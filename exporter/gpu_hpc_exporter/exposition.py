@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -95,7 +96,8 @@ class Family:
         return before - len(self.samples)
 
     def _add(self, name: str, names: tuple[str, ...], labels: tuple[str, ...], value: float) -> None:
-        if math.isfinite(value):
+        # Anything that is not a finite number is left out: absent is not zero, and one odd line loses the scrape.
+        if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
             self.samples.append((_beginning(name, names, labels), value))
 
 

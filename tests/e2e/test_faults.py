@@ -211,3 +211,57 @@ def test_an_interval_below_the_floor(tmp_path: Path, library: Path) -> None:
         samples = machine.wait_until_observed(0.5, 0, 1)
         assert samples.one("gpu_hpc_window_seconds", uuid=uuid_of(0)) == 0.1
         assert len([line for line in machine.log_lines("warning") if "floor" in line["msg"]]) == 1
+
+
+IMPATIENT = """
+import sys
+from gpu_hpc_exporter import cli
+from gpu_hpc_exporter.samplers import gpu_owner
+gpu_owner._SILENCE_NS = 1_000_000_000  # a minute is long for a test
+sys.exit(cli.main())
+"""
+
+
+def test_b11_counters_that_fall_silent_under_load(tmp_path: Path, library: Path) -> None:
+    """B11: all zeros while NVML calls the GPU busy: GPM is opened anew once, then there is no window, no false idle."""
+    silent = "device 0 utilization_gpu 100\n"
+    scenario = Scenario(tmp_path, library, silent)
+    with run_exporter(tmp_path, env=scenario.env, program=("-c", IMPATIENT)) as exporter:
+        samples = exporter.wait_for(
+            lambda s: state(s, "gpm", uuid_of(0)) == "failed" and not s.all("gpu_hpc_sm_active_ratio")
+        )
+        assert samples.one("gpu_hpc_nvml_utilization_ratio", uuid=uuid_of(0)) == 1
+        reasons = samples.all("gpu_hpc_source_state_info", uuid=uuid_of(0), source="gpm")
+        assert "every counter reads 0" in dict(next(iter(reasons)))["reason"]
+        assert scenario.stats().live_samples == 0
+
+
+def test_b11_copies_are_not_silence(tmp_path: Path, library: Path) -> None:
+    """B11: pinned copies leave the SMs at exactly 0 with nvidia-smi at 100 %, and are believed."""
+    scenario = Scenario(tmp_path, library, "device 0 utilization_gpu 100 pcie_rx 58e9 dram 0.01\n")
+    with run_exporter(tmp_path, env=scenario.env, program=("-c", IMPATIENT)) as exporter:
+        samples = exporter.wait_for(lambda s: observed(s, uuid_of(0)) > 4)
+        assert state(samples, "gpm", uuid_of(0)) == "active"
+        assert samples.one("gpu_hpc_bottleneck_seconds_total", **{"class": "pcie_bound"}) == observed(
+            samples, uuid_of(0)
+        )
+
+
+def test_b10_nvlinks_are_counted_or_absent(start: Start) -> None:
+    """B10: links that are down are counted as present, links that do not exist are not; without any, no series."""
+    machine = start(
+        """
+        device 0
+        link 0 device 0 state 1
+        link 1 device 0 state 0
+        link 2 device 0 state !3
+        device 1
+        link 0 device 1 state !3
+        """
+    )
+    samples = machine.wait_until_observed(0.2, 0, 1)
+    assert samples.one("gpu_hpc_nvlink_links", uuid=uuid_of(0), state="present") == 2
+    assert samples.one("gpu_hpc_nvlink_links", uuid=uuid_of(0), state="active") == 1
+    assert samples.one("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(0)) == 0
+    assert samples.all("gpu_hpc_nvlink_links", uuid=uuid_of(1)) == {}
+    assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(1)) is None

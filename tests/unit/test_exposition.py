@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
@@ -94,3 +96,18 @@ def test_churn_of_labels_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -
         family = spec.family()
         family.add(1, str(number))
         assert f'gpu_hpc_x{{a="{number}"}} 1.0' in encode([family], TEXT).decode()
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", "1", b"1", Decimal(1), [1], math.inf, -math.inf, math.nan, 10**400, 1j], ids=repr
+)
+def test_h07_only_finite_numbers_are_written(value: object) -> None:
+    """H07: nothing that is not a finite number gets into an exposition, and nothing of it raises."""
+    family = Spec("gpu_hpc_x", "gauge", "x").family()
+    family.add(value)  # type: ignore[arg-type]  # what a careless collector might pass
+    family.add(2**63)
+    family.add(-0.0)
+    assert [line for line in encode([family], TEXT).decode().splitlines() if line[0] != "#"] == [
+        "gpu_hpc_x 9.223372036854776e+18",
+        "gpu_hpc_x -0.0",
+    ]

@@ -151,7 +151,7 @@ class Fleet:
                 lost=tuple(self._totals[uuid].gpu for uuid in physical if self._is_lost(uuid)),
                 expected=self._most_visible if self._expected_gpus is None else self._expected_gpus,
                 labels=self._labels.copy(),
-                states=tuple(self._current(state, now, hung) for state in self._states.values()),
+                states=tuple(self._current(state, now, hung) for state in sorted(self._states.values(), key=_place)),
                 driver_errors=self._driver_errors.copy(),
                 hung=hung,
                 xids={uuid: self._totals[uuid].xids() for uuid in physical},
@@ -275,6 +275,11 @@ class Fleet:
         if not totals.is_stale("gpm", state.since_ns, now_ns):
             return state
         return replace(state, state="stale", reason="no valid window arrived")
+
+
+def _place(state: SourceState) -> tuple[str, str]:
+    """The host's states first, then by GPU: the order of an exposition does not depend on who was first."""
+    return state.uuid, state.source
 
 
 def _pci_address(pci_bus_id: str) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from gpu_hpc_exporter.model import (
     SourceName,
     State,
     StateChange,
+    Window,
 )
 from gpu_hpc_exporter.samplers.ticker import Ticker
 from gpu_hpc_exporter.samplers.watch import CallWatch
@@ -35,6 +36,8 @@ _GPM_REPROBE_NS: Final = 3600 * _NS
 _MAX_GPM_BACKOFF_NS: Final = 30 * _NS
 _MAX_GPM_FAILURES: Final = 20
 """Failures in a row after which GPM is asked hourly, as on vGPUs that claim to support it and never deliver."""
+_SILENCE_NS: Final = 60 * _NS
+_BUSY: Final = 0.9
 _MAX_FAILED_PASSES: Final = 3
 """Passes in a row in which every reading fails: access to the GPU is lost, whatever the code."""
 
@@ -48,6 +51,9 @@ class _Row:
     gpm: GpmStream | None = None
     gpm_due_ns: int = 0
     gpm_failures: int = 0
+    is_busy: bool = False
+    silent_since_ns: int | None = None
+    rebuilt: bool = False
     states: dict[SourceName, tuple[State, str]] = field(default_factory=dict)
 
 
@@ -138,6 +144,7 @@ class GpuOwner:
             self._sink.put(DriverError(now_ns, code))
         for reading, problem in result.problems:
             self._sink.put(ReadingRejected(now_ns, row.gpu.uuid, reading, problem))
+        row.is_busy = result.values.get("nvml_utilization_ratio", 0.0) >= _BUSY
         if result.answered:
             self._sink.put(Readings(row.gpu.uuid, now_ns, result.values))
             self._set_state(row, "nvml", "active", "")
@@ -157,10 +164,15 @@ class GpuOwner:
         try:
             for outcome in row.gpm.windows():
                 self._sink.put(outcome)
+                if isinstance(outcome, Window) and any(outcome.values.values()):
+                    row.silent_since_ns, row.rebuilt = None, False
         except DriverCallError as error:
             self._gpm_failed(row, error, now_ns)
             return
         row.gpm_failures = 0
+        if self._is_silent(row, now_ns):
+            self._rebuild_gpm(row, now_ns)
+            return
         self._set_state(row, "gpm", "active", "")
 
     def _open_gpm(self, row: _Row, now_ns: int) -> None:
@@ -183,6 +195,28 @@ class GpuOwner:
         row.gpm_due_ns = 0
         self._sink.put(IntervalInForce(now_ns, row.gpu.uuid, "gpm", self._interval_ns))
         row.gpm.take()
+
+    @staticmethod
+    def _is_silent(row: _Row, now_ns: int) -> bool:
+        """Whether every counter has read exactly 0 for a minute while NVML calls the GPU busy.
+
+        A real idle GPU is not busy, and copies, which leave the SMs at 0, show on PCIe and DRAM.
+        """
+        if not row.is_busy:
+            row.silent_since_ns = None
+            return False
+        if row.silent_since_ns is None:
+            row.silent_since_ns = now_ns
+        return now_ns - row.silent_since_ns > _SILENCE_NS
+
+    def _rebuild_gpm(self, row: _Row, now_ns: int) -> None:
+        """Open GPM anew; if it is silent even then, leave it for an hour: no window is better than a false idle."""
+        self._set_state(row, "gpm", "failed", "every counter reads 0 while the GPU is busy")
+        if row.gpm is not None:
+            row.gpm.close()
+        row.gpm, row.silent_since_ns = None, None
+        row.gpm_due_ns = now_ns + _GPM_REPROBE_NS if row.rebuilt else now_ns
+        row.rebuilt = True
 
     def _gpm_failed(self, row: _Row, error: DriverCallError, now_ns: int) -> None:
         """A window that fails is lost; the next tries come ever more seldom, in the end hourly."""

@@ -1,0 +1,68 @@
+"""Golden expositions of the fake driver's scenarios: which series there are, with the values that do not move.
+
+pytest tests/e2e/test_scenarios.py --update-golden
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from e2e.machine import run_machine
+from exporter_process import Samples
+
+HERE = Path(__file__).parent.parent
+SCENARIOS = sorted((HERE / "scenarios").glob("*.txt"))
+GOLDEN = HERE / "golden" / "scenarios"
+
+MOVING = re.compile(
+    r"_total|_window_ratio_|_timestamp_seconds|_collector_duration_|_hung_seconds|^process_|build_info|_ratio\{|_utilization\{"
+)
+"""Series whose values depend on when the scrape came; of them 0 and more than 0 are told apart."""
+
+
+def settled(samples: Samples) -> bool:
+    """Whether everything that this scenario will ever show is there: two seconds of windows, or no way to have any."""
+    states = [labels for labels, value in samples.all("gpu_hpc_source_state", source="gpm").items() if value]
+    active = [labels for labels in states if ("state", "active") in labels]
+    observed = samples.all("gpu_hpc_observed_seconds_total").values()
+    whole = len(states) == len(samples.all("gpu_hpc_gpu_info")) > 0 and len(active) == len(observed)
+    return samples.get("gpu_hpc_up") == 0 or (whole and min(observed, default=3.0) > 2)
+
+
+def shape(text: str) -> str:
+    """The exposition with moving values as 0 or +."""
+    lines = []
+    for line in text.splitlines():
+        series, _, value = line.rpartition(" ")
+        if line.startswith("#") or not MOVING.search(series):
+            lines.append(line)
+        elif "_collector_duration_" not in series and not series.startswith(("process_", "gpu_hpc_exporter_build")):
+            lines.append(f"{series} {'0' if float(value) == 0 else '+'}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario_is_the_golden_one(
+    tmp_path: Path, library: Path, scenario: Path, request: pytest.FixtureRequest
+) -> None:
+    """The same driver gives the same series; a change of them is a change to review."""
+    golden = GOLDEN / f"{scenario.stem}.prom"
+    with run_machine(tmp_path, library, scenario.read_text(), "--path.kmsg=/none") as machine:
+        if scenario.stem == "no_gpu":
+            machine.exporter.wait_for(lambda samples: samples.get("gpu_hpc_up") == 1)
+        else:
+            machine.exporter.wait_for(settled)
+        text = shape(machine.exporter.fetch()[2])
+    if request.config.getoption("--update-golden"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.exists(), f"no golden {golden.name}: run with --update-golden and review the diff"
+    assert text == golden.read_text()
+
+
+def test_no_scenario_golden_is_left_over() -> None:
+    """Every golden file belongs to a scenario."""
+    assert {path.stem for path in GOLDEN.glob("*.prom")} == {path.stem for path in SCENARIOS}
