@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -114,7 +115,8 @@ async def serve(app: web.Application, addresses: Sequence[tuple[str | None, int]
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
                 place = f"{host or ''}:{port}"
-                raise ConfigError(f"cannot listen on {place}: {error.strerror}; see --web.listen-address") from error
+                why = os.strerror(error.errno) if error.errno else str(error)
+                raise ConfigError(f"cannot listen on {place}: {why}; see --web.listen-address") from error
         for address in runner.addresses:
             log.info("listening on %s port %d", address[0], address[1])
         await stop.wait()

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _MARKS_POLL_S = 0.5
 _JOIN_S = 0.3
+_MAX_SPEED = 1000
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -99,6 +100,8 @@ def _join_threads() -> bool:
 def record(flags: argparse.Namespace) -> int:
     """Record this machine's GPUs for a while."""
     config = _config(flags)
+    if flags.source != "hardware":
+        raise ConfigError("record reads this machine's GPUs: leave out --source")
     duration = parse_duration(flags.duration)
     if duration <= 0:
         raise ConfigError(f"duration `{flags.duration}`: expected more than nothing")
@@ -106,6 +109,8 @@ def record(flags: argparse.Namespace) -> int:
         raise ConfigError(f"{flags.file}: expected a file in a folder that exists")
     with Recorder(flags.file) as recorder:
         sampler = NvmlSampler(recorder, round(config.sampling_interval_ms * 1e6), flags.path_driver_root, CallWatches())
+        # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         sampler.start()
         try:
             _follow_marks(recorder, flags.marks, duration)
@@ -141,14 +146,18 @@ def _config(flags: argparse.Namespace) -> Config:
 
 def _source(flags: argparse.Namespace) -> Source:
     if flags.source == "replay":
-        log.warning("playing the recording %s: these are not this machine's GPUs", flags.replay_file)
-        return ReplaySource(Recording.load(flags.replay_file), flags.replay_speed)
+        recording = Recording.load(flags.replay_file or DEFAULT_RECORDING)
+        log.warning("playing the recording %s: these are not this machine's GPUs", recording.path)
+        return ReplaySource(recording, flags.replay_speed or 1.0)
+    if flags.replay_file or flags.replay_speed:
+        raise ConfigError("--replay.file and --replay.speed go with --source=replay")
     return HardwareSource(flags.path_driver_root, flags.path_kmsg)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpu-hpc-exporter",
+        allow_abbrev=False,
         description="Finds out why a GPU is slow: hardware counters as Prometheus series, labelled with the cause.",
     )
     parser.add_argument("--version", action="version", version=f"gpu-hpc-exporter {__version__}")
@@ -199,7 +208,6 @@ def _parser() -> argparse.ArgumentParser:
         "--replay.file",
         dest="replay_file",
         type=Path,
-        default=DEFAULT_RECORDING,
         metavar="FILE",
         help="recording to play (default: the one that comes with the exporter)",
     )
@@ -207,7 +215,6 @@ def _parser() -> argparse.ArgumentParser:
         "--replay.speed",
         dest="replay_speed",
         type=_speed,
-        default=1.0,
         metavar="N",
         help="play N times as fast (default: 1)",
     )
@@ -237,7 +244,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _speed(text: str) -> float:
-    speed = float(text)
-    if not 0 < speed <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1000")
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed <= _MAX_SPEED:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number above 0 and up to {_MAX_SPEED}")
     return speed

@@ -99,6 +99,10 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path}: line {line}: {error.problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    if tree is not None and not isinstance(tree, yaml.MappingNode):
+        raise ConfigError(
+            f"{path}: line 1: expected lines `key: value`; known keys: {', '.join(Config.__struct_fields__)}"
+        )
     _refuse_duplicates(path, tree)
     try:
         return msgspec.convert({} if tree is None else _without_empty(data), Config, strict=False)

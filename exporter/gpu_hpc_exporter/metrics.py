@@ -14,7 +14,9 @@ G: Final = ("gpu", "uuid")
 _WINDOWED = "Mean over the gauge window (gauge_window_seconds, default 15); absent when windows stop."
 _SAMPLED = "NVML reading, taken once a second."
 _SELDOM = "NVML reading, taken every 15 seconds."
-_RARELY = "NVML reading, taken every 60 seconds since it costs the driver milliseconds."
+_RARELY = (
+    "NVML reading, taken every 60 seconds since it costs the driver milliseconds: use rates over 5 minutes or more."
+)
 
 
 # Device windows
@@ -142,12 +144,14 @@ SM_UTILIZATION_SEED = Spec(
     "Used share of the SMs' throughput (0-1): the busiest of the tensor, FP64, FP32, FP16 and integer pipes. "
     f"Residency is gpu_hpc_sm_active_ratio. {_WINDOWED}",
     (*G, "job"),
+    'job: "" in this version',
 )
 DRAM_UTILIZATION_SEED = Spec(
     "gpu_hpc_dram_bandwidth_utilization",
     "gauge",
     f"The same as gpu_hpc_dram_bandwidth_utilization_ratio (0-1), with the job. {_WINDOWED}",
     (*G, "job"),
+    'job: "" in this version',
 )
 L2_MISS_SEED = Spec(
     "gpu_hpc_l2_cache_miss_rate",

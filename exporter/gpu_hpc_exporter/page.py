@@ -50,7 +50,7 @@ def _banner(snapshot: FleetSnapshot) -> str:
 
 def _gpus(snapshot: FleetSnapshot) -> str:
     if not snapshot.gpus:
-        return "<p>The driver shows no GPU.</p>"
+        return "<p>The driver shows no GPU.</p>" if snapshot.is_up else "<p>None; the log says what to do.</p>"
     head = (
         "<tr><th rowspan=2>GPU<th rowspan=2>Model<th rowspan=2>Now, mostly<th rowspan=2>nvidia-smi"
         "<th rowspan=2>SM active<th colspan=5>Intensity</tr><tr>"

@@ -234,7 +234,7 @@ def with_line(line: bytes) -> bytes:
 BAD_FILES = {
     "empty": (b"", "line 1: "),
     "nothing packed": (gzip.compress(b""), "line 1: "),
-    "not gzip": (b"no gzip", "after line 0: "),
+    "not gzip": (b"no gzip", "no recording: "),
     "truncated": (gzip.compress(GOOD + READING * 1000)[:-30], "after line "),
     "damaged": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "after line 3: "),
     "no header": (gzip.compress(GPUS + READING), "line 1: "),
@@ -295,7 +295,7 @@ def test_a_bad_file_is_told_by_file_and_line(tmp_path: Path, raw: bytes, start: 
     assert problem.splitlines() == [problem]
 
 
-@pytest.mark.parametrize(("name", "start"), [("missing.jsonl.gz", "there is no such file"), (".", "after line 0: ")])
+@pytest.mark.parametrize(("name", "start"), [("missing.jsonl.gz", "there is no such file"), (".", "no recording: ")])
 def test_a_file_that_cannot_be_opened(tmp_path: Path, name: str, start: str) -> None:
     """A missing file and a directory are told like any other bad file."""
     assert problem_of_file(tmp_path / name).startswith(start)

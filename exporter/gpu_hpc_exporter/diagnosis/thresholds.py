@@ -1,4 +1,4 @@
-"""Every threshold of the diagnosis, once. The alert rules use the same figures and a test compares them.
+"""Every threshold of the diagnosis, once, so that alert rules can be held against them.
 
 All are ratios 0-1 and come from the project's diagnosis table, which was set on measured H200 workloads.
 """

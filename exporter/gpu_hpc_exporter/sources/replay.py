@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -133,7 +134,9 @@ def _read(path: Path) -> Iterator[tuple[HeaderLine | PhaseLine, tuple[Event, ...
     except FileNotFoundError as error:
         raise RecordingError(f"{path}: there is no such file; see --replay.file") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise RecordingError(f"{path}: after line {number}: {error}") from error
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        place = f"after line {number}" if number else "no recording"
+        raise RecordingError(f"{path}: {place}: {why}") from error
 
 
 def _check_header(path: Path, raw: bytes) -> None:

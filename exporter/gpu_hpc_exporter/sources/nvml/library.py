@@ -107,8 +107,8 @@ _CONTAINER_FOLDERS: Final = (
 )
 
 
-def find_library(driver_root: Path) -> None:
-    """Load the library from the common container set-ups where the loader's own path lacks it.
+def find_library(driver_root: Path) -> bool:
+    """Load the library, from the common container set-ups where the loader's own path lacks it; whether it is there.
 
     Once a file with this soname is loaded, pynvml's own load by name finds it.
     """
@@ -118,7 +118,8 @@ def find_library(driver_root: Path) -> None:
             ctypes.CDLL(path)
         except OSError:
             continue
-        return
+        return True
+    return False
 
 
 def open_library(driver_root: Path) -> None:

@@ -1,0 +1,32 @@
+"""The benchmark script runs as its own text says; its figures are looked at by people."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "figures"),
+    [
+        (
+            ("cost", "--seconds", "1", "--scrape-interval", "0.5", "--", "--source=replay"),
+            ("CPU per GPU", "RSS", "first window"),
+        ),
+        (
+            ("load", "--fake", "2", "--seconds", "2", "--scrapers", "2"),
+            ("scrape p99", "event loop p99", "driver calls"),
+        ),
+    ],
+    ids=["cost", "load"],
+)
+def test_bench_prints_its_figures(arguments: tuple[str, ...], figures: tuple[str, ...]) -> None:
+    """A table with the figures that the docs quote."""
+    result = subprocess.run([sys.executable, BENCH, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    for figure in figures:
+        assert f"| {figure}" in result.stdout or figure in result.stdout
