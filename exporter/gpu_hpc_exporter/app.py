@@ -100,6 +100,8 @@ def not_ready_reason(snapshot: FleetSnapshot) -> str:
     """Why the exporter has nothing true to say yet, "" when it has: every GPU has been asked once."""
     if not snapshot.is_up:
         return snapshot.down_reason
+    if snapshot.expected and not snapshot.gpus:
+        return f"none of {snapshot.expected} GPUs can be read"
     waiting = [totals.gpu.uuid for totals in snapshot.gpus if not snapshot.has_state("nvml", totals.gpu.uuid)]
     return f"no readings yet of {', '.join(waiting)}" if waiting else ""
 

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -67,6 +68,7 @@ async def run(flags: argparse.Namespace) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     loop.add_signal_handler(signal.SIGHUP, exporter.reload_soon)
+    _raise_descriptor_limit()
     # The default of 5 ms would let a rendering in its thread hold up the event loop for as long, again and again.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # What is loaded by now stays: leave it out of every later garbage collection.
@@ -86,6 +88,12 @@ async def run(flags: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(exporter.exit_status)
     return exporter.exit_status
+
+
+def _raise_descriptor_limit() -> None:
+    """As many descriptors as we may have: idle connections must not take the scrapes' away."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _join_threads() -> bool:

@@ -85,6 +85,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_config(path: Path) -> Config:
     """Read and check a configuration file. Raises ConfigError."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # A FIFO or a device could block for ever, and with it every later reload.
+        raise ConfigError(f"{path}: is no regular file")
     try:
         text = path.read_text("utf-8")
         # Scalars stay text, which msgspec converts as the types say: no YAML surprises such as dates or octals.

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _NS: Final = 1_000_000_000
 LOST_STATUS: Final = 3
 """Exit status after `exit_after_lost_minutes`."""
+_STOP_PATIENCE_S: Final = 0.5
 _LOST_CHECK_S: Final = 1.0
 _IDLE_CHECK_S: Final = 10.0
 """How often to look whether a reload has configured it; each wake-up costs 100 us with cold caches."""
@@ -67,19 +68,13 @@ class HardwareSource:
         if not self._follows_kmsg:
             KernelLogSampler(self._fleet, self._kmsg).start()
             self._follows_kmsg = True
-        self._interval_ms = config.sampling_interval_ms
-        interval_ns = round(self._interval_ms * 1e6)
+        interval_ns = round(config.sampling_interval_ms * 1e6)
         self._nvml = NvmlSampler(self._fleet, interval_ns, self._driver_root, self._watches)
         self._nvml.start()
 
     def apply(self, config: Config) -> str:
-        """Sample at another interval, but not while a call hangs: nobody may join the stuck thread."""
-        if config.sampling_interval_ms == self._interval_ms:
-            return ""
-        if self._watches.hung(time.monotonic_ns()):
-            return "a driver call hangs: sampling_interval_ms stays as it is"
-        self._nvml.stop()
-        self.start(config)
+        """Sample at another interval, from the next session of the same sampler on."""
+        self._nvml.change_interval(round(config.sampling_interval_ms * 1e6))
         return ""
 
     def stop(self) -> bool:
@@ -142,9 +137,13 @@ class Exporter:
         self._source.start(self._config)
 
     def stop(self) -> bool:
-        """End sampling; False where a thread is stuck in the driver."""
-        with self._lock:
+        """End sampling; False where a thread is stuck, in the driver or in a reload."""
+        if not self._lock.acquire(timeout=_STOP_PATIENCE_S):
+            return False
+        try:
             return self._source.stop()
+        finally:
+            self._lock.release()
 
     def reload_soon(self) -> None:
         """Reload in the background, as a signal handler must."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import Literal
+from typing import Final, Literal
 
 LogFormat = Literal["logfmt", "json"]
 
@@ -49,8 +49,33 @@ class JsonFormatter(_LineFormatter):
         return json.dumps(self.fields(record))
 
 
+class _OneLine(logging.Filter):
+    """What anybody on the network can provoke is one line without a traceback, once in ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = -_QUIET_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log it."""
+        if record.levelno < logging.WARNING:
+            return True
+        if time.monotonic() - self._last < _QUIET_S:
+            return False
+        self._last = time.monotonic()
+        if record.exc_info and record.exc_info[1] is not None:
+            record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]!r}"[:300], ()
+            record.exc_info = None
+        return True
+
+
+_QUIET_S: Final = 10.0
+
+
 def configure_logging(level: str, log_format: LogFormat) -> None:
     """Log to standard error from `level` on."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
+    for name in ("asyncio", "aiohttp.server"):
+        logging.getLogger(name).addFilter(_OneLine())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -26,6 +26,8 @@ MAX_AGE_S: Final = 1.0
 """One of this age is served too while a new one is made; an older one never."""
 DEFAULT_DEADLINE_S: Final = 8.0
 """Prometheus gives up after 10 s by default."""
+_MIN_DEADLINE_S: Final = 0.2
+_MAX_DEADLINE_S: Final = 30.0
 _SECOND_TRY_S: Final = 1.0
 _GZIP_LEVEL: Final = 6
 
@@ -68,7 +70,9 @@ def parse_deadline(timeout_header: str | None) -> float:
         timeout = float(timeout_header or "")
     except ValueError:
         return DEFAULT_DEADLINE_S
-    return 0.8 * timeout if 0 < timeout < 3600 else DEFAULT_DEADLINE_S  # NaN fails both comparisons
+    if not timeout > 0:  # NaN included
+        return DEFAULT_DEADLINE_S
+    return min(max(0.8 * timeout, _MIN_DEADLINE_S), _MAX_DEADLINE_S)
 
 
 @dataclass(slots=True)
@@ -95,6 +99,7 @@ class Rendered:
     content_type: str
     is_gzip: bool
     made_at: float
+    is_whole: bool
 
 
 @dataclass(slots=True)
@@ -131,7 +136,9 @@ class Scrape:
         self._dropped = {"series_limit": 0, "duplicate": 0}
 
     def close(self) -> None:
-        """Let go of the threads; one that is stuck is left behind."""
+        """Let go of tasks and threads; a thread that is stuck is left behind."""
+        for task in self._refreshing.values():
+            task.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def render(self, accept: str, accept_encoding: str = "", deadline: float = DEFAULT_DEADLINE_S) -> Rendered:
@@ -146,10 +153,16 @@ class Scrape:
         if task is None:
             task = asyncio.create_task(self._refresh(wanted, deadline, compress=compress))
             self._refreshing[key] = task
-            task.add_done_callback(lambda _: self._refreshing.pop(key, None))
+            task.add_done_callback(lambda ended: self._forget(key, ended))
         if cached is not None and age < MAX_AGE_S:
             return cached
         return await asyncio.shield(task)
+
+    def _forget(self, key: tuple[str, bool], ended: asyncio.Task[Rendered]) -> None:
+        """Nobody may wait for a task whose page was only to be ready for the next scrape: look at its error here."""
+        self._refreshing.pop(key, None)
+        if not ended.cancelled() and ended.exception() is not None:
+            log.debug("a rendering failed", exc_info=ended.exception())
 
     async def _refresh(self, wanted: Format, deadline: float, *, compress: bool) -> Rendered:
         made_at = time.monotonic()
@@ -168,7 +181,8 @@ class Scrape:
         if rendered is None:
             render = functools.partial(self._render, run.outcomes, wanted, made_at, deadline, compress=compress)
             rendered = await asyncio.get_running_loop().run_in_executor(self._executor, render)
-        self._rendered[wanted.media_type, compress] = rendered
+        if rendered.is_whole:  # what one client's short deadline left out must not be missing for the others
+            self._rendered[wanted.media_type, compress] = rendered
         return rendered
 
     def _make(self, run: _Run, wanted: Format, made_at: float, deadline: float, *, compress: bool) -> Rendered | None:
@@ -200,7 +214,8 @@ class Scrape:
         body = encode(families, wanted)
         if compress:
             body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
-        return Rendered(body, wanted.content_type, compress, made_at)
+        is_whole = all(c.name in outcomes for c in self._collectors)
+        return Rendered(body, wanted.content_type, compress, made_at, is_whole)
 
     def _assemble(self, outcomes: dict[str, _Outcome]) -> list[Family]:
         """All families within the limit, each name once, then what there is to say of this scrape."""

@@ -29,7 +29,8 @@ def settled(samples: Samples) -> bool:
     active = [labels for labels in states if ("state", "active") in labels]
     observed = samples.all("gpu_hpc_observed_seconds_total").values()
     whole = len(states) == len(samples.all("gpu_hpc_gpu_info")) > 0 and len(active) == len(observed)
-    return samples.get("gpu_hpc_up") == 0 or (whole and min(observed, default=3.0) > 2)
+    is_down = samples.get("gpu_hpc_up") == 0 and samples.get("gpu_hpc_down_info", reason="starting") is None
+    return is_down or (whole and min(observed, default=3.0) > 2)
 
 
 def shape(text: str) -> str:

@@ -198,7 +198,8 @@ def test_cleaning_a_label_twice_changes_nothing(text: str) -> None:
     assert clean.isprintable()
     if text.isprintable() and len(text.encode("utf-8")) <= MAX_LABEL_BYTES:
         assert clean == text
-    assert all(new in {old, "\N{REPLACEMENT CHARACTER}"} for new, old in zip(clean, text, strict=False))
+    kept = clean[:-9] if len(clean) < len(text) or clean[-9:-8] == "~" else clean  # what was cut ends in ~ and a hash
+    assert all(new in {old, "\N{REPLACEMENT CHARACTER}"} for new, old in zip(kept, text, strict=False))
 
 
 @given(st.lists(st.integers(0, 2**60), min_size=1, max_size=20), st.floats(0, 1e12))

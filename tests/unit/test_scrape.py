@@ -119,12 +119,12 @@ def test_gzip_is_used_only_where_it_is_accepted(accept_encoding: str, *, expecte
         ("junk", DEFAULT_DEADLINE_S),
         ("10s", DEFAULT_DEADLINE_S),
         ("nan", DEFAULT_DEADLINE_S),
-        ("inf", DEFAULT_DEADLINE_S),
+        ("inf", 30.0),
         ("-inf", DEFAULT_DEADLINE_S),
         ("-1", DEFAULT_DEADLINE_S),
         ("0", DEFAULT_DEADLINE_S),
-        ("1e9", DEFAULT_DEADLINE_S),
-        ("9" * 5000, DEFAULT_DEADLINE_S),
+        ("1e9", 30.0),
+        ("9" * 5000, 30.0),
     ],
 )
 def test_deadline(header: str | None, seconds: float) -> None:

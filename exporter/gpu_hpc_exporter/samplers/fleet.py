@@ -26,10 +26,12 @@ from gpu_hpc_exporter.model import (
     XidError,
 )
 from gpu_hpc_exporter.samplers.totals import GpuSnapshot, GpuTotals
-from gpu_hpc_exporter.samplers.watch import HungCall
+from gpu_hpc_exporter.samplers.watch import LIBRARY_CALLS, HungCall
 
 FELL_OFF_XID: Final = 79
 """NVIDIA's Xid for a GPU that has fallen off the bus."""
+MAX_GONE_INSTANCES: Final = 128
+"""MIG instances that are gone and whose counters are kept; the oldest are forgotten."""
 _FELL_OFF_DOUBT_NS: Final = 10_000_000_000
 """Readings that still arrive this long after the kernel log called a GPU lost prove it wrong."""
 
@@ -81,6 +83,8 @@ class FleetSnapshot:
     def down_reason(self) -> str:
         """Why nothing can be read, "" while something can."""
         main = self.host_state("replay") or self.host_state("nvml")
+        if any(call.call in LIBRARY_CALLS for call in self.hung if not call.uuid):
+            return "driver_hung"
         if main is None:
             return "starting"
         return "" if main.state == "active" else main.reason or main.state
@@ -147,7 +151,7 @@ class Fleet:
                 wall_ns=time.time_ns(),
                 driver=self._driver,
                 gpus=tuple(self._totals[uuid].snapshot(now) for uuid in self._visible if uuid not in unreadable),
-                known=tuple(totals.gpu for totals in self._totals.values()),
+                known=tuple(t.gpu for u, t in self._totals.items() if not t.gpu.parent_uuid or u in self._visible),
                 lost=tuple(self._totals[uuid].gpu for uuid in physical if self._is_lost(uuid)),
                 expected=self._most_visible if self._expected_gpus is None else self._expected_gpus,
                 labels=self._labels.copy(),
@@ -204,14 +208,18 @@ class Fleet:
                 self._totals[gpu.uuid] = GpuTotals(gpu, self._gauge_window_ns)
             self._fell_off.pop(gpu.uuid, None)
             self._forget_loss(gpu.uuid)
-        # A MIG instance that is gone was taken apart on purpose; a GPU that is gone is lost.
+        # A GPU that is gone is lost. A MIG instance may have been taken apart, or its parent is away: it is
+        # shown no more, and its counters go on if it comes back.
         gone = [uuid for uuid in self._totals if uuid not in self._visible]
+        instances = [uuid for uuid in gone if self._totals[uuid].gpu.parent_uuid]
         for uuid in gone:
-            if self._totals[uuid].gpu.parent_uuid:
-                del self._totals[uuid]
+            if uuid in instances:
                 self._states = {key: state for key, state in self._states.items() if key[1] != uuid}
+                self._totals[uuid].break_chain("gpm")
             else:
                 self._lose(uuid, inventory.time_ns, "the driver no longer lists it")
+        for uuid in instances[: max(0, len(instances) - MAX_GONE_INSTANCES)]:
+            del self._totals[uuid]
         visible = sum(not gpu.parent_uuid for gpu in inventory.gpus)
         self._most_visible = max(self._most_visible, inventory.counted, visible)
 
@@ -270,7 +278,11 @@ class Fleet:
         if call is not None and state.state == "active":
             return replace(state, state="failed", reason=f"the driver does not return from: {call}")
         totals = self._totals.get(state.uuid)
-        if state.source != "gpm" or state.state != "active" or totals is None:
+        if state.state != "active" or totals is None:
+            return state
+        if state.source == "nvml" and not totals.has_fresh_readings(now_ns):
+            return replace(state, state="stale", reason="no reading arrived")
+        if state.source != "gpm":
             return state
         if not totals.is_stale("gpm", state.since_ns, now_ns):
             return state

@@ -77,15 +77,17 @@ class GpuOwner:
         for instance in device.instances:
             groups = instance_groups(device.handle, instance.gpu.peak_share)
             self._rows.append(self._row(instance.gpu, instance.handle, groups))
-        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick, on_end)
+        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick, self._close, on_end)
 
-    def close(self) -> None:
-        """Publish what was sampled and free what the driver holds for this GPU, after the thread has ended."""
+    def _close(self) -> None:
+        """The thread's last act: publish what was sampled and free what the driver holds for this GPU."""
         for row in self._rows:
+            self._begin_call("GPM free")
             with suppress(DriverCallError):  # the GPU was lost just now: there is nobody left to tell
                 self._publish(row, time.monotonic_ns())
             if row.gpm is not None:
                 row.gpm.close()
+        self._watch.current = None
 
     def _row(self, gpu: Gpu, handle: Handle, groups: tuple[Group, ...]) -> _Row:
         label = f"GPU {gpu.index} ({gpu.uuid})"

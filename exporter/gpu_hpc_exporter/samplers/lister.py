@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_hpc_exporter.samplers.watch import CallWatches
-from gpu_hpc_exporter.sources.nvml.inventory import Device, Fingerprint, count_devices, describe
+from gpu_hpc_exporter.sources.nvml.inventory import HUNG, Device, Fingerprint, count_devices, describe
 from gpu_hpc_exporter.sources.nvml.library import DriverCallError
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,15 @@ class GpuLister:
         """These GPUs were reported as lost: that they do not answer is no news."""
         self._told.update(lost)
 
-    def list_devices(self) -> Listing:
-        """Every GPU that answers in time; the others are left out. Raises DriverCallError without a count."""
+    def list_devices(self, skipped: frozenset[int]) -> Listing:
+        """Every GPU that answers in time, the others and those `skipped` left out.
+
+        Raises DriverCallError where not even the count can be read.
+        """
         counted = count_devices()
         self._stuck = {index: job for index, job in self._stuck.items() if job.thread.is_alive()}
-        jobs = {i: _Job(i, self._watches, self._on_late) for i in range(counted) if i not in self._stuck}
+        asked = [index for index in range(counted) if index not in self._stuck and index not in skipped]
+        jobs = {index: _Job(index, self._watches, self._on_late) for index in asked}
         deadline = time.monotonic() + DEADLINE_S
         for index, job in jobs.items():
             if not job.wait(max(0.0, deadline - time.monotonic())):
@@ -98,6 +102,11 @@ class GpuLister:
         fingerprint = tuple(_fingerprint(jobs.get(index)) for index in range(counted))
         return Listing(_without_duplicates(devices), counted, fingerprint)
 
+    @property
+    def stuck(self) -> frozenset[int]:
+        """Indices of the GPUs that hang while they are listed."""
+        return frozenset(index for index, job in self._stuck.items() if job.thread.is_alive())
+
     def _tell(self, index: int, problem: str) -> None:
         """Once per GPU and problem, not at each listing."""
         if self._told.get(index) != problem:
@@ -107,7 +116,7 @@ class GpuLister:
 
 def _fingerprint(job: _Job | None) -> tuple[str, ...]:
     if job is None or (job.device is None and not job.error):
-        return ("hung",)
+        return HUNG
     if job.device is None:
         return (job.error,)
     return (job.device.gpu.uuid, *(instance.gpu.uuid for instance in job.device.instances))

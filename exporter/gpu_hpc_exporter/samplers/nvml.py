@@ -2,7 +2,8 @@
 
 The library's owner opens NVML, lists the GPUs and starts their owners. When a GPU came, went, was lost or
 re-partitioned it stops them, opens NVML anew and starts again; totals are kept by UUID and know nothing of
-it. While a call hangs in the driver nothing is stopped: the other GPUs go on, and nobody joins the stuck thread.
+it. A thread that is stuck in the driver is abandoned and named: its GPU is not asked by anybody else until it
+returns, and the other GPUs go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +21,7 @@ from gpu_hpc_exporter.samplers.lister import GpuLister, Listing
 from gpu_hpc_exporter.samplers.watch import LIBRARY_DEADLINE_NS, CallWatch, CallWatches
 from gpu_hpc_exporter.sources.nvml.events import XidEvents
 from gpu_hpc_exporter.sources.nvml.gpm import FLOOR_NS
-from gpu_hpc_exporter.sources.nvml.inventory import Device, take_fingerprint
+from gpu_hpc_exporter.sources.nvml.inventory import HUNG, Device, take_fingerprint
 from gpu_hpc_exporter.sources.nvml.library import (
     DriverCallError,
     DriverUnavailableError,
@@ -46,43 +48,45 @@ class NvmlSampler:
         """`watches` tells others which driver calls are under way."""
         self._sink = sink
         self._driver_root = driver_root
-        self._interval_ns = max(interval_ns, FLOOR_NS)
-        if interval_ns < FLOOR_NS:
-            log.warning(
-                "sampling_interval_ms %g is below GPM's floor: it samples every %d ms",
-                interval_ns / 1e6,
-                FLOOR_NS // 1_000_000,
-            )
+        self._interval_ns = _above_floor(interval_ns)
         self._watches = watches
         self._library_watch = watches.watch("", deadline_ns=LIBRARY_DEADLINE_NS)
+        self._shutdown_watch = watches.watch("")
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._lost_retry_s = _MAX_BACKOFF_S
-        self._late = threading.Event()
+        self._list_anew = threading.Event()
         self._lister = GpuLister(watches, self._list_again)
+        self._abandoned: list[_Owned] = []
+        self._events: threading.Thread | None = None
+        self._lost_retry_s = _MAX_BACKOFF_S
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
     def start(self) -> None:
         """Begin sampling in the background."""
         self._thread.start()
 
+    def change_interval(self, interval_ns: int) -> None:
+        """Sample at another interval, in a new session. A GPU whose thread is stuck keeps out of it."""
+        if _above_floor(interval_ns) != self._interval_ns:
+            self._interval_ns = _above_floor(interval_ns)
+            self._list_again()
+
     def stop(self) -> bool:
         """End sampling within about a second; False where a thread is stuck in the driver and stays."""
         self._stop.set()
         self._wake.set()
         self._thread.join(_JOIN_S + 0.3)
-        if not self._thread.is_alive():
-            self._watches.drop(self._library_watch)
-        return not self._thread.is_alive() and not self._watches.hung(time.monotonic_ns())
+        return not self._thread.is_alive() and not self._abandoned
 
     def _run(self) -> None:
         backoff = _FIRST_BACKOFF_S
         last_reason = ""
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 self._begin_call("nvmlInit")
                 open_library(self._driver_root)
-                session = _Session(self._sink, self._interval_ns, self._watches, self._wake, self._list())
+                session = self._open_session()
             except DriverUnavailableError as error:
                 self._down(error.reason, str(error), last_reason)
                 last_reason = error.reason
@@ -99,26 +103,34 @@ class NvmlSampler:
             else:
                 if last_reason:
                     log.info("the driver can be read again")
-                last_reason, backoff = "", _FIRST_BACKOFF_S
+                last_reason = ""
                 self._supervise(session)
                 if self._end(session):
+                    backoff = _FIRST_BACKOFF_S
                     continue
             self._library_watch.current = None
+            if time.monotonic() - began > _MAX_BACKOFF_S:
+                backoff = _FIRST_BACKOFF_S
             self._stop.wait(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
-    def _list(self) -> Listing:
+    def _open_session(self) -> _Session:
         self._begin_call("list GPUs")
-        self._late.clear()
-        listing = self._lister.list_devices()
+        self._list_anew.clear()
+        listing = self._lister.list_devices(self._stuck_owners())
         self._sink.put(Inventory(time.monotonic_ns(), _rows(listing.devices), driver_versions(), listing.counted))
         self._state("active", "")
         if not listing.counted:
             log.warning("the driver is up and shows no GPU")
-        return listing
+        session = _Session(self._sink, self._interval_ns, self._watches, self._wake, listing)
+        if self._events is None or not self._events.is_alive():
+            arguments = (listing.devices, session.stopped)
+            self._events = threading.Thread(target=self._follow_events, args=arguments, name="nvml-events", daemon=True)
+            self._events.start()
+        return session
 
     def _list_again(self) -> None:
-        self._late.set()
+        self._list_anew.set()
         self._wake.set()
 
     def _supervise(self, session: _Session) -> None:
@@ -128,13 +140,9 @@ class NvmlSampler:
         while not self._stop.is_set():
             self._wake.wait(CHECK_PERIOD_S)
             self._wake.clear()
-            if self._stop.is_set() or session.is_over:
+            if self._stop.is_set() or session.is_over or self._list_anew.is_set():
                 return
-            if self._late.is_set():
-                return
-            if self._watches.hung(time.monotonic_ns()):
-                continue
-            if self._has_changed(session.listing):
+            if self._has_changed(session):
                 log.info("the GPUs have changed: listing them anew")
                 return
             if session.lacks_some and time.monotonic() >= retry_at:
@@ -143,27 +151,69 @@ class NvmlSampler:
             if not session.lacks_some:
                 self._lost_retry_s = _MAX_BACKOFF_S
 
-    def _has_changed(self, listing: Listing) -> bool:
+    def _has_changed(self, session: _Session) -> bool:
+        """Whether there are other GPUs than the session's. One behind a hung call is not asked: it is unchanged."""
+        freed = [owned for owned in self._abandoned if owned.owner.ticker.ended]
+        for owned in freed:
+            self._abandoned.remove(owned)
+            self._watches.drop(owned.watch)
+        hung = session.hung(time.monotonic_ns()) | self._stuck_owners() | self._lister.stuck
         self._begin_call("list GPUs")
         try:
-            return take_fingerprint() != listing.fingerprint
+            now = take_fingerprint(hung)
         except DriverCallError:
             return True
         finally:
             self._library_watch.current = None
+        before = session.listing.fingerprint
+        same = len(now) == len(before) and all(n == b for n, b in zip(now, before, strict=True) if n != HUNG)
+        return bool(freed) or not same
+
+    def _stuck_owners(self) -> frozenset[int]:
+        return frozenset(owned.owner.index for owned in self._abandoned if not owned.owner.ticker.ended)
 
     def _end(self, session: _Session) -> bool:
         """Stop the session; whether to open the next one at once rather than after a pause."""
         every_gpu_lost = session.is_over and not self._stop.is_set()
         self._lister.expect(session.lost())
-        if session.stop():
-            self._begin_call("nvmlShutdown")
+        self._abandoned += session.stop()
+        if self._events is not None:
+            self._events.join(_JOIN_S)
+        if not self._abandoned and not (self._events and self._events.is_alive()):
+            self._shutdown_watch.current = ("nvmlShutdown", time.monotonic_ns())
             close_library()
-            self._library_watch.current = None
+            self._shutdown_watch.current = None
         if every_gpu_lost:
             log.error("access to every GPU is lost (%s): opening the driver anew", session.reason)
             self._state("failed", session.reason)
         return not every_gpu_lost
+
+    def _follow_events(self, devices: tuple[Device, ...], stopped: threading.Event) -> None:
+        """Count Xids until the session ends. In a thread of its own: what hangs here costs no samples."""
+        watch = self._watches.watch("")
+        try:
+            watch.current = ("nvmlEventSetCreate", time.monotonic_ns())
+            events = XidEvents(devices)
+            while True:
+                watch.current = None
+                if stopped.wait(_EVENT_PERIOD_S):
+                    break
+                watch.current = ("nvmlEventSetWait", time.monotonic_ns())
+                self._take_events(events)
+            watch.current = ("nvmlEventSetFree", time.monotonic_ns())
+            events.close()
+        except DriverCallError as error:
+            log.info("the driver offers no Xid events (%s)", error.name)
+        finally:
+            self._watches.drop(watch)
+
+    def _take_events(self, events: XidEvents) -> None:
+        try:
+            for uuid, xid in events.take():
+                log.warning("Xid %d on %s", xid, uuid)
+                self._sink.put(XidError(time.monotonic_ns(), xid, "nvml", uuid=uuid))
+        except DriverCallError as error:
+            self._sink.put(DriverError(time.monotonic_ns(), error.name))
 
     def _down(self, reason: str, message: str, last_reason: str) -> None:
         if reason != last_reason:
@@ -177,72 +227,69 @@ class NvmlSampler:
         self._sink.put(StateChange(time.monotonic_ns(), "nvml", "", state, reason))
 
 
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    owner: GpuOwner
+    watch: CallWatch
+
+
 class _Session:
-    """The threads that live between one opening of the library and the next."""
+    """The owners of all GPUs between one opening of the library and the next."""
 
     def __init__(
         self, sink: Sink, interval_ns: int, watches: CallWatches, wake: threading.Event, listing: Listing
     ) -> None:
         self.listing = listing
-        self._sink = sink
+        self.stopped = threading.Event()
         self._watches = watches
-        self._stop = threading.Event()
-        self._owners: list[tuple[GpuOwner, CallWatch]] = []
+        self._owned: list[_Owned] = []
         for device in listing.devices:
             watch = watches.watch(device.gpu.uuid, *(instance.gpu.uuid for instance in device.instances))
             owner = GpuOwner(device, sink, interval_ns, watch, wake.set)
-            self._owners.append((owner, watch))
+            self._owned.append(_Owned(owner, watch))
             owner.ticker.start()
-        self._events = threading.Thread(target=self._follow_events, name="nvml-events", daemon=True)
-        self._events.start()
 
     @property
     def is_over(self) -> bool:
         """Whether every GPU of the session is lost."""
-        return bool(self._owners) and all(owner.ticker.ended for owner, _ in self._owners)
+        return bool(self._owned) and all(owned.owner.ticker.ended for owned in self._owned)
 
     @property
     def lacks_some(self) -> bool:
         """Whether a GPU that the driver counts cannot be read."""
-        return len(self._owners) < self.listing.counted or any(owner.ticker.ended for owner, _ in self._owners)
+        return len(self._owned) < self.listing.counted or any(owned.owner.ticker.ended for owned in self._owned)
+
+    def hung(self, now_ns: int) -> frozenset[int]:
+        """Indices of the GPUs of which a call does not return."""
+        return frozenset(owned.owner.index for owned in self._owned if owned.watch.hung(now_ns))
 
     def lost(self) -> dict[int, str]:
         """Index and reason of the GPUs that were lost in this session."""
-        return {owner.index: owner.lost_reason for owner, _ in self._owners if owner.lost_reason}
+        return {owned.owner.index: owned.owner.lost_reason for owned in self._owned if owned.owner.lost_reason}
 
     @property
     def reason(self) -> str:
         """Why the session's GPUs were lost."""
-        return next((owner.lost_reason for owner, _ in self._owners if owner.lost_reason), "access_lost")
+        return next(iter(self.lost().values()), "access_lost")
 
-    def stop(self) -> bool:
-        """End all threads; False where one is stuck in the driver, so that the library must stay open."""
-        self._stop.set()
-        for owner, _ in self._owners:
-            owner.ticker.stop()
+    def stop(self) -> list[_Owned]:
+        """End all owners; those that are stuck in the driver are the answer, and must not be joined or replaced."""
+        self.stopped.set()
+        for owned in self._owned:
+            owned.owner.ticker.stop()
         deadline = time.monotonic() + _JOIN_S
-        stuck = [owner for owner, _ in self._owners if not owner.ticker.join(max(0.0, deadline - time.monotonic()))]
-        self._events.join(max(0.0, deadline - time.monotonic()))
-        for owner, watch in self._owners:
-            if owner not in stuck:
-                owner.close()
-                self._watches.drop(watch)
-        return not stuck and not self._events.is_alive()
+        stuck = [o for o in self._owned if not o.owner.ticker.join(max(0.0, deadline - time.monotonic()))]
+        for owned in self._owned:
+            if owned not in stuck:
+                self._watches.drop(owned.watch)
+        return stuck
 
-    def _follow_events(self) -> None:
-        try:
-            events = XidEvents(self.listing.devices)
-        except DriverCallError as error:
-            log.info("the driver offers no Xid events (%s)", error.name)
-            return
-        while not self._stop.wait(_EVENT_PERIOD_S):
-            try:
-                for uuid, xid in events.take():
-                    log.warning("Xid %d on %s", xid, uuid)
-                    self._sink.put(XidError(time.monotonic_ns(), xid, "nvml", uuid=uuid))
-            except DriverCallError as error:
-                self._sink.put(DriverError(time.monotonic_ns(), error.name))
-        events.close()
+
+def _above_floor(interval_ns: int) -> int:
+    if interval_ns < FLOOR_NS:
+        floor_ms = FLOOR_NS // 1_000_000
+        log.warning("sampling_interval_ms %g is below GPM's floor: it samples every %d ms", interval_ns / 1e6, floor_ms)
+    return max(interval_ns, FLOOR_NS)
 
 
 def _rows(devices: tuple[Device, ...]) -> tuple[Gpu, ...]:

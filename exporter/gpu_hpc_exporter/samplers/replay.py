@@ -10,6 +10,9 @@ from gpu_hpc_exporter.model import Sink, StateChange
 from gpu_hpc_exporter.sources.replay import Recording, loop, time_of
 
 _NS: Final = 1_000_000_000
+_BREATHER: Final = 1000
+_BREATHER_S: Final = 0.05
+"""A recording that is shorter than it takes to play never catches up: rest after so many events."""
 
 
 class ReplayClock:
@@ -49,8 +52,12 @@ class ReplaySampler:
     def _run(self) -> None:
         start_ns = self._clock()
         self._sink.put(StateChange(start_ns, "replay", "", "active", str(self._recording.path.name)))
+        behind = 0
         for event in loop(self._recording, start_ns):
             ahead_ns = time_of(event) - self._clock()
+            behind = 0 if ahead_ns > 0 else behind + 1
+            if behind % _BREATHER == _BREATHER - 1 and self._stop.wait(_BREATHER_S):
+                return
             if ahead_ns > 0 and self._stop.wait(self._clock.real_seconds(ahead_ns)):
                 return
             if self._stop.is_set():

@@ -15,13 +15,16 @@ _NS = 1_000_000_000
 class Ticker:
     """Calls `tick` every `period_ns` in a daemon thread until it answers False, raises, or `stop`.
 
-    A tick that overruns is followed by the next whole beat: missed ones are not made up for. `on_end` is
-    called in the thread as its last act.
+    A tick that overruns is followed by the next whole beat: missed ones are not made up for. `last` is
+    called in the thread as its last act, then, when it has ended for everybody, `on_end`.
     """
 
-    def __init__(self, name: str, period_ns: int, tick: Callable[[], bool], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, period_ns: int, tick: Callable[[], bool], last: Callable[[], None], on_end: Callable[[], None]
+    ) -> None:
         self._period_ns = period_ns
         self._tick = tick
+        self._last = last
         self._on_end = on_end
         self.ended = False
         """Whether there will be no more ticks."""
@@ -58,6 +61,12 @@ class Ticker:
                     now = time.monotonic_ns()
         except Exception:
             log.exception("sampler %s ended by an unexpected error", self._thread.name)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self._last()
         finally:
             self.ended = True
             self._on_end()

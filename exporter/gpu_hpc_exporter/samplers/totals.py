@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass, classify
@@ -15,6 +15,7 @@ from gpu_hpc_exporter.diagnosis.intensity import UNITS, Peaks, Unit, intensities
 from gpu_hpc_exporter.model import (
     CLOCK_EVENT_PREFIX,
     COUNT_QUANTITIES,
+    CUMULATIVE_READINGS,
     QUANTITIES,
     READINGS,
     SLOWDOWN_READINGS,
@@ -140,6 +141,8 @@ class GpuTotals:
         self._chain_end_ns: dict[WindowSource, int] = {}
         self._intervals_ns: dict[WindowSource, int] = {}
         self._readings = Readings(gpu.uuid, -MIN_STALE_NS, {})
+        self._driver_counters: dict[Reading, float] = {}
+        self._counter_offsets: dict[Reading, float] = {}
         self._peaks = Peaks()
         self._nvml_busy_ns: int | None = None
         self._clock_event_ns: dict[str, int] = {}
@@ -198,7 +201,7 @@ class GpuTotals:
         elapsed = readings.time_ns - self._readings.time_ns
         if 0 < elapsed <= _MAX_READING_GAP_NS:
             self._integrate_readings(readings.values, elapsed)
-        self._readings = readings
+        self._readings = replace(readings, values=self._never_back(readings.values))
         self._peaks = Peaks(
             dram=readings.values.get("dram_limit_bytes_per_second"),
             pcie=readings.values.get("pcie_limit_bytes_per_second"),
@@ -237,6 +240,10 @@ class GpuTotals:
             counts[xid] = max(counts.get(xid, 0), count)
         return {xid: (count, self._xid_wall_ns[xid]) for xid, count in counts.items()}
 
+    def has_fresh_readings(self, now_ns: int) -> bool:
+        """Whether the newest readings are at most five seconds old."""
+        return now_ns - self._readings.time_ns <= MIN_STALE_NS
+
     def is_stale(self, source: WindowSource, since_ns: int, now_ns: int) -> bool:
         """Whether `source`, running since `since_ns`, delivered no window for max(2 windows, 5 s)."""
         limit = max(2 * self._intervals_ns.get(source, 0), MIN_STALE_NS)
@@ -260,7 +267,19 @@ class GpuTotals:
         return any(readings.get(reason, 0) for reason in SLOWDOWN_READINGS)
 
     def _fresh_readings(self, now_ns: int) -> Mapping[Reading, float]:
-        return self._readings.values if now_ns - self._readings.time_ns <= MIN_STALE_NS else {}
+        return self._readings.values if self.has_fresh_readings(now_ns) else {}
+
+    def _never_back(self, values: Mapping[Reading, float]) -> Mapping[Reading, float]:
+        """The driver's own counters go on from where they were when the driver sets one back."""
+        total = dict(values)
+        for reading in CUMULATIVE_READINGS & values.keys():
+            value = values[reading]
+            fallen = self._driver_counters.get(reading, value) - value
+            if fallen > 0:
+                self._counter_offsets[reading] = self._counter_offsets.get(reading, 0.0) + fallen
+            self._driver_counters[reading] = value
+            total[reading] = value + self._counter_offsets.get(reading, 0.0)
+        return total
 
     def _integrate_readings(self, values: Mapping[Reading, float], elapsed_ns: int) -> None:
         busy = values.get("nvml_utilization_ratio")

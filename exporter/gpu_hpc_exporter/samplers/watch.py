@@ -8,6 +8,8 @@ from typing import Final
 
 CALL_DEADLINE_NS: Final = 3_000_000_000
 """A driver call for one GPU that takes longer hangs. The slowest one of a healthy GPU takes 6 ms."""
+LIBRARY_CALLS: Final = ("nvmlInit", "nvmlShutdown", "list GPUs")
+"""Calls of the thread that owns the library: while one hangs, no GPU can be opened anew."""
 LIBRARY_DEADLINE_NS: Final = 30_000_000_000
 """The same for the library: opening it initialises every GPU that no other process holds."""
 

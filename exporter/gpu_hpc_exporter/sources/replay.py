@@ -61,7 +61,20 @@ class Recording:
         duration_ns = max(time_of(events[-1]), round(phases[-1].start * NS) if phases else 0)
         if duration_ns <= 0:
             raise RecordingError(f"{path}: every line is at t=0: there is nothing to play")
+        _refuse_overlaps(path, events)
         return cls(path, header, tuple(phases), tuple(events), duration_ns)
+
+
+def _refuse_overlaps(path: Path, events: list[Event]) -> None:
+    """Windows that cover the same time twice would show more time than has passed."""
+    ends: dict[tuple[str, str], int] = {}
+    for event in events:
+        if isinstance(event, Window):
+            key = (event.uuid, event.source)
+            begin_ns = event.end_ns - event.duration_ns
+            if begin_ns < ends.get(key, begin_ns) - event.duration_ns // 2:
+                raise RecordingError(f"{path}: the window at t={event.end_ns / NS:g} overlaps the one before it")
+            ends[key] = event.end_ns
 
 
 def time_of(event: Event) -> int:

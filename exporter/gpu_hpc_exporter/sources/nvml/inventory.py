@@ -48,6 +48,10 @@ Fingerprint = tuple[tuple[str, ...], ...]
 """Per index: the GPU's UUID and those of its MIG instances, or the error it answers."""
 
 
+HUNG: Final = ("hung",)
+"""In place of a GPU that must not be asked, since a call for it has not returned."""
+
+
 def count_devices() -> int:
     """How many physical GPUs the driver counts. Raises DriverCallError."""
     with driver_errors():
@@ -60,9 +64,12 @@ def describe(index: int) -> Device:
         return _describe(pynvml.nvmlDeviceGetHandleByIndex(index), index)
 
 
-def take_fingerprint() -> Fingerprint:
-    """What there is now, from calls of a few microseconds. Raises DriverCallError without a count."""
-    return tuple(_identify(index) for index in range(count_devices()))
+def take_fingerprint(skipped: frozenset[int]) -> Fingerprint:
+    """What there is now, from calls of a few microseconds; those `skipped` are not asked.
+
+    Raises DriverCallError without a count.
+    """
+    return tuple(HUNG if index in skipped else _identify(index) for index in range(count_devices()))
 
 
 def _identify(index: int) -> tuple[str, ...]:
