@@ -265,3 +265,93 @@ def test_b10_nvlinks_are_counted_or_absent(start: Start) -> None:
     assert samples.one("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(0)) == 0
     assert samples.all("gpu_hpc_nvlink_links", uuid=uuid_of(1)) == {}
     assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(1)) is None
+
+
+def test_a12_a_reload_during_a_hang_piles_nothing_up(tmp_path: Path, library: Path) -> None:
+    """A12: new intervals while a call hangs never put a second thread into the stuck GPU; the other one goes on."""
+    config = tmp_path / "config.yaml"
+    config.write_text("sampling_interval_ms: 100\n")
+    hang = TWO + "fault nvmlDeviceGetTemperature* device 0 hang\n"
+    with run_machine(tmp_path, library, TWO, f"--config.file={config}") as machine:
+        before = machine.wait_until_observed(0.5, 0, 1)
+        machine.scenario.rewrite(hang)
+        machine.scenario.wait_for_calls("nvmlDeviceGetTemperature", 6)
+        for interval in (110, 120, 130):
+            config.write_text(f"sampling_interval_ms: {interval}\n")
+            assert machine.exporter.post("/-/reload") == 200
+        samples = machine.exporter.wait_for(
+            lambda s: (
+                s.get("gpu_hpc_window_seconds", uuid=uuid_of(1)) == 0.13
+                and observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 2
+            )
+        )
+        assert samples.get("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(0), call="temperature") is not None
+        assert machine.scenario.stats().hangs == 1
+        machine.scenario.rewrite(TWO)
+        machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(before, uuid_of(0)) + 1, timeout=30)
+
+
+@pytest.mark.parametrize("function", ["nvmlGpmSampleFree", "nvmlShutdown", "nvmlEventSet*"])
+def test_a12_a_hang_outside_of_sampling_is_told(start: Start, function: str) -> None:
+    """A12: also what hangs while threads end is named, and never looks healthy while nothing is sampled."""
+    machine = start(TWO)
+    before = machine.wait_until_observed(0.5, 0, 1)
+    machine.scenario.rewrite(TWO + f"mig 1 gi 1 sm 0.75\nfault {function} hang\n")
+    samples = machine.exporter.wait_for(lambda s: s.all("gpu_hpc_driver_call_hung_seconds") != {}, timeout=30)
+    if function == "nvmlShutdown":
+        samples = machine.exporter.wait_for(lambda s: s.one("gpu_hpc_up") == 0)
+        assert machine.exporter.fetch("/-/ready")[0] == 503
+    elif function == "nvmlEventSet*":
+        machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(before, uuid_of(0)) + 1)
+    else:
+        assert state(samples, "nvml", uuid_of(0)) != "active"
+
+
+def test_mig_counters_go_on_after_their_parent_was_away(start: Start) -> None:
+    """DESIGN 3.7: state is keyed by UUID, so an instance that returns with its parent goes on counting."""
+    text = "device 0\nmig 0 gi 1 sm 0.5\n"
+    machine = start(text)
+    instance = mig_uuid_of(0, 1)
+    before = machine.exporter.wait_for(lambda s: observed(s, instance) > 1)
+    machine.scenario.rewrite(text + "fault * board 0 15\n")
+    machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_lost", uuid=uuid_of(0)) == 1)
+    machine.scenario.rewrite(text)
+    after = machine.exporter.wait_for(lambda s: observed(s, instance) > 0, timeout=30)
+    assert observed(after, instance) >= observed(before, instance)
+
+
+def test_a_lost_gpu_returns_while_another_one_hangs(start: Start) -> None:
+    """A12: one GPU behind a hung call does not keep another one, which was lost, from being taken up again."""
+    three = TWO + "device 2 sm 0.75\n"
+    machine = start(three)
+    before = machine.wait_until_observed(0.5, 0, 1, 2)
+    hang = "fault nvmlDeviceGetTemperature* device 0 hang\n"
+    machine.scenario.rewrite(three + hang + "fault * device 1 15\n")
+    machine.exporter.wait_for(lambda s: visible(s) == 1)
+    machine.scenario.rewrite(three + hang)
+    samples = machine.exporter.wait_for(lambda s: visible(s) == 2, timeout=30)
+    assert samples.get("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(0), call="temperature") is not None
+    machine.exporter.wait_for(lambda s: observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 1)
+    assert machine.scenario.stats().hangs == 1
+
+
+def test_n08_driver_counters_never_go_back(start: Start) -> None:
+    """N08, B03: a driver that sets its counters back does not make ours fall, which rate() would take for growth."""
+    machine = start("device 0 pcie_replay 50 ecc_corrected_volatile 10\nphase 8 device 0 ecc_corrected_volatile 8")
+    first = machine.wait_until_observed(1, 0)
+    assert first.one("gpu_hpc_ecc_errors_total", severity="corrected", scope="volatile") == 10
+    later = machine.wait_until_observed(17, 0)
+    assert later.one("gpu_hpc_ecc_errors_total", severity="corrected", scope="volatile") == 10
+
+
+def test_sigterm_while_a_reload_waits_for_the_file(tmp_path: Path, library: Path) -> None:
+    """A configuration file that became a FIFO is refused at once, and does not keep the exporter from ending."""
+    config = tmp_path / "config.yaml"
+    config.write_text("sampling_interval_ms: 100\n")
+    with run_machine(tmp_path, library, TWO, f"--config.file={config}") as machine:
+        machine.wait_until_observed(0.2, 0, 1)
+        config.unlink()
+        os.mkfifo(config)
+        assert machine.exporter.post("/-/reload") == 500
+        machine.exporter.process.send_signal(signal.SIGHUP)
+        assert machine.exporter.stop(timeout=2) == 0
