@@ -279,13 +279,10 @@ def test_a12_a_reload_during_a_hang_piles_nothing_up(tmp_path: Path, library: Pa
         for interval in (110, 120, 130):
             config.write_text(f"sampling_interval_ms: {interval}\n")
             assert machine.exporter.post("/-/reload") == 200
-        samples = machine.exporter.wait_for(
-            lambda s: (
-                s.get("gpu_hpc_window_seconds", uuid=uuid_of(1)) == 0.13
-                and observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 2
-            )
-        )
-        assert samples.get("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(0), call="temperature") is not None
+        hung = {"uuid": uuid_of(0), "call": "temperature"}
+        machine.exporter.wait_for(lambda s: s.get("gpu_hpc_driver_call_hung_seconds", **hung) is not None)
+        machine.exporter.wait_for(lambda s: s.get("gpu_hpc_window_seconds", uuid=uuid_of(1)) == 0.13)
+        machine.exporter.wait_for(lambda s: observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 2)
         assert machine.scenario.stats().hangs == 1
         machine.scenario.rewrite(TWO)
         machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(before, uuid_of(0)) + 1, timeout=30)
