@@ -47,8 +47,8 @@ _REMEDIES: Final[dict[str, str]] = {
     ),
     "no_permission": "the device nodes /dev/nvidia* cannot be opened: check their mode and the device cgroup",
     "unknown": (
-        "the driver answers Unknown Error: in a container the device cgroup was probably rewritten "
-        "(systemd daemon-reload), so restart the container"
+        "the driver answers Unknown Error: in a container the device cgroup was probably rewritten (systemd "
+        "daemon-reload), so restart the container, or the toolkit was told no-cgroups=true for rootless use"
     ),
 }
 

@@ -1,0 +1,176 @@
+"""Field cases of the exposition and of slowness that no other file is named after."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from exporter_process import parse
+from gpu_hpc_exporter.collectors import COLLECTORS, Collector
+from gpu_hpc_exporter.exposition import TEXT, Family, Spec, encode
+from gpu_hpc_exporter.model import (
+    QUANTITIES,
+    READINGS,
+    Gpu,
+    IntervalInForce,
+    Link,
+    ReadingRejected,
+    SourceName,
+    StateChange,
+    XidError,
+)
+from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.scrape import ExpositionSettings, Rendered, Scrape, parse_deadline
+from unit.objects import G0, M1, NS, inventory, readings, running_fleet, window
+
+PRODUCT = Path(__file__).parent.parent.parent / "exporter" / "gpu_hpc_exporter"
+
+
+class Slow:
+    """A collector that takes as long as it is made to."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.leave = threading.Event()
+
+    def collect(self, _: FleetSnapshot) -> Iterator[Family]:
+        """Nothing, late."""
+        self.leave.wait(30)
+        yield from ()
+
+
+def scrape_of(*extra: Collector) -> Scrape:
+    """A scrape of one GPU, with more collectors before the usual ones."""
+    return Scrape(running_fleet(G0).snapshot, (*extra, *COLLECTORS), lambda: ExpositionSettings(20_000))
+
+
+def test_h04_long_values_stay_two_series_of_bounded_length() -> None:
+    """H04: values of 4 kB that are equal in their first 200 bytes are cut, and stay two series."""
+    family = Spec("gpu_hpc_x", "gauge", "x", ("kernel",)).family()
+    family.add(1, "k" * 4000 + "a")
+    family.add(2, "k" * 4000 + "b")
+    values = parse(encode([family], TEXT).decode()).values
+    assert len(values) == 2
+    assert all(len(value.encode()) <= 200 for _, labels in values for _, value in labels)
+
+
+def test_h08_gzip_is_made_once_for_all_and_off_the_loop() -> None:
+    """H08: ten scrapers that ask for gzip share one page, which no thread of the event loop made."""
+    threads: list[threading.Thread] = []
+    fleet = running_fleet(G0)
+
+    def snapshot() -> FleetSnapshot:
+        threads.append(threading.current_thread())
+        return fleet.snapshot()
+
+    async def scrapes() -> list[Rendered]:
+        scrape = Scrape(snapshot, COLLECTORS, lambda: ExpositionSettings(20_000))
+        try:
+            return await asyncio.gather(*(scrape.render("", "gzip") for _ in range(10)))
+        finally:
+            scrape.close()
+
+    first, *others = asyncio.run(scrapes())
+    assert all(other is first for other in others)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_i01_a_slow_collector_costs_no_timeout() -> None:
+    """I01: where Prometheus waits half a second, it gets what there is within that half second."""
+    slow = Slow()
+
+    async def answered() -> tuple[Rendered, float]:
+        scrape = scrape_of(slow)
+        began = time.monotonic()
+        try:
+            return await scrape.render("", "", parse_deadline("0.5")), time.monotonic() - began
+        finally:
+            slow.leave.set()
+            scrape.close()
+
+    rendered, seconds = asyncio.run(answered())
+    samples = parse(rendered.body.decode())
+    assert seconds < 0.5
+    assert samples.one("gpu_hpc_scrape_collector_success", collector="slow") == 0
+    assert samples.one("gpu_hpc_gpu_info", uuid=G0.uuid) == 1
+
+
+def test_i03_the_event_loop_goes_on_while_a_collector_blocks() -> None:
+    """I03: nothing that a collector waits for holds up the loop, which answers health checks meanwhile."""
+    slow = Slow()
+
+    async def longest_pause() -> float:
+        scrape = scrape_of(slow)
+        task = asyncio.create_task(scrape.render("", "", 0.3))
+        pause = 0.0
+        while not task.done():
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            pause = max(pause, time.monotonic() - began - 0.005)
+        slow.leave.set()
+        scrape.close()
+        return pause
+
+    assert asyncio.run(longest_pause()) < 0.25
+
+
+def test_b13_nothing_is_asserted_of_what_a_driver_says() -> None:
+    """B13: an assertion on foreign data would end a thread: the product has none at all."""
+    asserts = [
+        f"{path.name}:{node.lineno}"
+        for path in PRODUCT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert asserts == []
+
+
+def served(fleet: Fleet) -> int:
+    """Samples of an exposition."""
+
+    async def body() -> bytes:
+        scrape = Scrape(fleet.snapshot, COLLECTORS, lambda: ExpositionSettings(20_000))
+        try:
+            return (await scrape.render("")).body
+        finally:
+            scrape.close()
+
+    return sum(not line.startswith("#") for line in asyncio.run(body()).decode().splitlines())
+
+
+def fill(fleet: Fleet, gpu: Gpu) -> None:
+    """Everything that a GPU can show: each reading, each quantity, each state, many Xids."""
+    fleet.put(IntervalInForce(NS, gpu.uuid, "gpm", NS // 10))
+    for second in (9, 10):
+        fleet.put(readings(second, dict.fromkeys(READINGS, 0.5), gpu.uuid))
+        fleet.put(window(second, dict.fromkeys(QUANTITIES, 0.5), uuid=gpu.uuid))
+    sources: tuple[SourceName, ...] = ("nvml", "gpm")
+    for source in sources:
+        fleet.put(StateChange(NS, source, gpu.uuid, "failed", "why"))
+    for xid in range(20):
+        fleet.put(XidError(NS, xid, "nvml", uuid=gpu.uuid))
+    for reading in QUANTITIES:
+        fleet.put(ReadingRejected(NS, gpu.uuid, reading, "above_range"))
+
+
+def test_the_series_budget_holds_in_the_worst_case() -> None:
+    """DESIGN 5: at most 2,500 device series for eight GPUs that show all they can, 200 for a MIG instance."""
+    links: tuple[Link, ...] = ("pcie", "nvlink", "c2c")
+    gpus = [replace(G0, uuid=f"GPU-{n}", index=n, pci_bus_id=f"00000000:{n:02x}:00.0", links=links) for n in range(8)]
+    fleet = running_fleet(*gpus)
+    for gpu in gpus:
+        fleet.put(IntervalInForce(NS, gpu.uuid, "gpm", NS // 10))
+        fill(fleet, gpu)
+    whole = served(fleet)
+    assert whole <= 2500
+    instance = replace(M1, parent_uuid=gpus[0].uuid)
+    fleet.put(inventory(*gpus, instance))
+    fill(fleet, instance)
+    assert served(fleet) - whole <= 200
