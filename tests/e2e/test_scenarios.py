@@ -28,7 +28,10 @@ def settled(samples: Samples) -> bool:
     states = [labels for labels, value in samples.all("gpu_hpc_source_state", source="gpm").items() if value]
     active = [labels for labels in states if ("state", "active") in labels]
     observed = samples.all("gpu_hpc_observed_seconds_total").values()
-    whole = len(states) == len(samples.all("gpu_hpc_gpu_info")) > 0 and len(active) == len(observed)
+    read_twice = len(samples.all("gpu_hpc_nvml_busy_seconds_total")) == len(
+        samples.all("gpu_hpc_nvml_utilization_ratio")
+    )
+    whole = read_twice and len(states) == len(samples.all("gpu_hpc_gpu_info")) > 0 and len(active) == len(observed)
     is_down = samples.get("gpu_hpc_up") == 0 and samples.get("gpu_hpc_down_info", reason="starting") is None
     return is_down or (whole and min(observed, default=3.0) > 2)
 
@@ -40,6 +43,8 @@ def shape(text: str) -> str:
         series, _, value = line.rpartition(" ")
         if line.startswith("#") or not MOVING.search(series):
             lines.append(line)
+        elif 'result="late"' in series or 'result="lost"' in series:
+            lines.append(f"{series} *")  # a busy machine has some, a quiet one none
         elif "_collector_duration_" not in series and not series.startswith(("process_", "gpu_hpc_exporter_build")):
             lines.append(f"{series} {'0' if float(value) == 0 else '+'}")
     return "\n".join(lines) + "\n"
