@@ -83,7 +83,7 @@ def test_both_formats_say_the_same(exporter: Exporter) -> None:
     """What Prometheus asks for is OpenMetrics, parses strictly and has the same families as the text format."""
     status, headers, text = exporter.fetch(Accept=PROMETHEUS_ACCEPT)
     assert (status, headers["Content-Type"]) == (200, OPENMETRICS)
-    families = {family.name: family.type for family in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
+    families = {family.name: family.type for family in parse_openmetrics(text)}  # type: ignore[no-untyped-call]  # no types
     assert text.endswith("# EOF\n")
     plain = {family.name: family.type for family in text_string_to_metric_families(exporter.fetch()[2])}
     assert families == plain

@@ -98,7 +98,7 @@ def test_pcie_bytes_match_the_copys_own_count(phases: dict[str, tuple[Samples, S
     rate = growth(before, after, "gpu_hpc_pcie_host_to_gpu_bytes_total") / growth(
         before, after, "gpu_hpc_observed_seconds_total"
     )
-    print(f"h2d: {rate / 1e9:.2f} GB/s, own count {own / 1e9:.2f} GB/s, ratio {rate / own:.4f}")  # noqa: T201
+    print(f"h2d: {rate / 1e9:.2f} GB/s, own count {own / 1e9:.2f} GB/s, ratio {rate / own:.4f}")  # noqa: T201  the figure
     assert 0.97 <= rate / own <= 1.08
 
 

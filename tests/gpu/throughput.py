@@ -44,7 +44,7 @@ def main() -> None:
             ratios = measure(exporter, PHASES[name](), args.pairs, args.seconds)
             low, high = interval(ratios)
             median = statistics.median(ratios)
-            print(f"| {name} | {len(ratios)} | {median:.4f} | {low:.4f}-{high:.4f} |", flush=True)  # noqa: T201
+            print(f"| {name} | {len(ratios)} | {median:.4f} | {low:.4f}-{high:.4f} |", flush=True)  # noqa: T201  its output
         exporter.process.send_signal(signal.SIGCONT)
         stop.set()
         scraper.join()

@@ -226,7 +226,7 @@ def test_the_text_exposition_parses_without_duplicates() -> None:
 
 def openmetrics_families(text: str) -> Iterable[Metric]:
     """What prometheus_client's strict parser makes of an OpenMetrics exposition."""
-    return list(parse_openmetrics(text))  # type: ignore[no-untyped-call]
+    return list(parse_openmetrics(text))  # type: ignore[no-untyped-call]  # the library has no types
 
 
 def test_the_openmetrics_exposition_parses() -> None:
