@@ -33,8 +33,8 @@ class XidEvents:
     def take(self) -> Iterator[tuple[str, int]]:
         """(UUID, Xid) of every event since the last call. Raises DriverCallError.
 
-        The set queues events, so asking it now and then loses none, and it costs less than to wait in the
-        driver, which does so by polling.
+        The set queues events, so asking it now and then loses none, and no thread sits in the driver in
+        between, where it would keep the library from being closed.
         """
         while True:
             try:
