@@ -169,6 +169,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Finds out why a GPU is slow: hardware counters as Prometheus series, labelled with the cause.",
     )
     parser.add_argument("--version", action="version", version=f"gpu-hpc-exporter {__version__}")
+    _add_serving(parser)
+    _add_source(parser)
+    _add_log(parser)
+    _add_record(parser)
+    return parser
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config.file",
         dest="config_file",
@@ -190,6 +198,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="where metrics are served (default: /metrics)",
     )
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path.driver-root",
         dest="path_driver_root",
@@ -226,6 +237,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="play N times as fast (default: 1)",
     )
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log.level",
         dest="log_level",
@@ -236,6 +250,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log.format", dest="log_format", choices=("logfmt", "json"), default="logfmt", help="(default: logfmt)"
     )
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
     recorder = commands.add_parser(
         "record", help="record this machine's GPUs", description="Record this machine's GPUs, identifiers masked."
@@ -248,7 +265,6 @@ def _parser() -> argparse.ArgumentParser:
         help="lines `<seconds of CLOCK_MONOTONIC> <phase>` that the workload appends",
     )
     recorder.add_argument("file", type=Path, help="recording to write, *.jsonl.gz")
-    return parser
 
 
 def _speed(text: str) -> float:

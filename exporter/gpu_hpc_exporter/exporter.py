@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpu_hpc_exporter.config import Config, ConfigError
+from gpu_hpc_exporter.model import NS
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
@@ -22,7 +23,6 @@ from gpu_hpc_exporter.sources.replay import Recording
 
 log = logging.getLogger(__name__)
 
-_NS: Final = 1_000_000_000
 LOST_STATUS: Final = 3
 """Exit status after `exit_after_lost_minutes`."""
 _STOP_PATIENCE_S: Final = 0.5
@@ -54,20 +54,17 @@ class HardwareSource:
         self._driver_root = driver_root
         self._kmsg = kmsg
         self._watches = CallWatches()
-        self._follows_kmsg = False
 
     def fleet(self, config: Config) -> Fleet:
         """Keeps time by the monotonic clock; knows of calls that hang."""
         self._fleet = Fleet(
-            time.monotonic_ns, round(config.gauge_window_seconds * _NS), config.expected_gpus, self._watches.hung
+            time.monotonic_ns, round(config.gauge_window_seconds * NS), config.expected_gpus, self._watches.hung
         )
         return self._fleet
 
     def start(self, config: Config) -> None:
-        """Start NVML's threads and, the first time, the kernel log's."""
-        if not self._follows_kmsg:
-            KernelLogSampler(self._fleet, self._kmsg).start()
-            self._follows_kmsg = True
+        """Start NVML's threads and the kernel log's."""
+        KernelLogSampler(self._fleet, self._kmsg).start()
         interval_ns = round(config.sampling_interval_ms * 1e6)
         self._nvml = NvmlSampler(self._fleet, interval_ns, self._driver_root, self._watches)
         self._nvml.start()
@@ -91,7 +88,7 @@ class ReplaySource:
 
     def fleet(self, config: Config) -> Fleet:
         """Keeps time by the replay's clock."""
-        self._fleet = Fleet(self._clock, round(config.gauge_window_seconds * _NS), config.expected_gpus)
+        self._fleet = Fleet(self._clock, round(config.gauge_window_seconds * NS), config.expected_gpus)
         return self._fleet
 
     def start(self, _: Config) -> None:
@@ -170,7 +167,7 @@ class Exporter:
             _warn_of_idle_sections(config)
             self._config = config
             self._settings = ExpositionSettings(config.series_limit)
-            self._fleet.configure(round(config.gauge_window_seconds * _NS), config.expected_gpus)
+            self._fleet.configure(round(config.gauge_window_seconds * NS), config.expected_gpus)
             log.info("configuration reloaded")
             return ""
 

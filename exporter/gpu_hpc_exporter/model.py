@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Final, Literal, Protocol, get_args
+
+NS: Final = 1_000_000_000
+"""Nanoseconds in a second."""
 
 SourceName = Literal["gpm", "nvml", "kmsg", "replay"]
 WindowSource = Literal["gpm"]

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family
+from gpu_hpc_exporter.model import NS
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.samplers.totals import HISTOGRAM_BOUNDS, NANO, NS
+from gpu_hpc_exporter.samplers.totals import HISTOGRAM_BOUNDS, NANO
 
 
 class BottleneckCollector:

@@ -7,8 +7,8 @@ from typing import Final
 
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family
+from gpu_hpc_exporter.model import NS
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.samplers.totals import NS
 
 CRITICAL_XIDS: Final = (48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140)
 """Xids of hardware, firmware and lost GPUs (NVIDIA's Xid catalogue). Application faults (13, 31, 43, 45) are not.

@@ -7,9 +7,8 @@ from typing import Final
 
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family, Spec
-from gpu_hpc_exporter.model import Reading
+from gpu_hpc_exporter.model import NS, Reading
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.samplers.totals import NS
 
 _TABLE: Final[tuple[tuple[Spec, tuple[tuple[Reading, tuple[str, ...]], ...]], ...]] = (
     (metrics.NVML_UTILIZATION, (("nvml_utilization_ratio", ()),)),

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family
-from gpu_hpc_exporter.model import STATES
+from gpu_hpc_exporter.model import NS, STATES
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.samplers.totals import NS
 
 
 class SourcesCollector:

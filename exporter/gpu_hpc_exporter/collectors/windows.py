@@ -7,9 +7,8 @@ from typing import Final
 
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family, Spec
-from gpu_hpc_exporter.model import COUNT_QUANTITIES, Quantity
+from gpu_hpc_exporter.model import COUNT_QUANTITIES, NS, Quantity
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.samplers.totals import NS
 
 _COUNTERS: Final[tuple[tuple[Spec, tuple[tuple[Quantity, tuple[str, ...]], ...]], ...]] = (
     (metrics.SM_ACTIVE_SECONDS, (("sm_active", ()),)),

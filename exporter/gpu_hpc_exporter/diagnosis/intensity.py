@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gpu_hpc_exporter.diagnosis import thresholds as th
-from gpu_hpc_exporter.model import L2_SECTOR_BYTES, Link, Quantity
+from gpu_hpc_exporter.model import L2_SECTOR_BYTES, NS, Link, Quantity
 
 Unit = Literal["sm", "l2", "dram", "pcie", "nvlink"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-
-_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ def shares(values: Mapping[Quantity, float], duration_ns: int, peaks: Peaks, lin
         values.get("pipe_int"),
     )
     engines = (values.get("engine_decode"), values.get("engine_encode"), values.get("engine_jpeg"))
-    seconds = duration_ns / _NS
+    seconds = duration_ns / NS
     link_peaks: dict[Link, float | None] = {"pcie": peaks.pcie, "c2c": peaks.c2c, "nvlink": peaks.nvlink}
     used = {
         link: _link_share(values, link, seconds, peak) if link in links else 0.0 for link, peak in link_peaks.items()

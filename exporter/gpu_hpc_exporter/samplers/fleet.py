@@ -144,7 +144,8 @@ class Fleet:
         with self._lock:
             now = self._clock()
             hung = self._hung_calls(now)
-            unreadable = {call.uuid for call in hung} | {uuid for uuid in self._totals if self._is_lost(uuid)}
+            lost = {uuid for uuid in self._totals if self._is_lost(uuid)}
+            unreadable = {call.uuid for call in hung} | lost
             physical = [uuid for uuid, totals in self._totals.items() if not totals.gpu.parent_uuid]
             return FleetSnapshot(
                 now_ns=now,
@@ -152,7 +153,7 @@ class Fleet:
                 driver=self._driver,
                 gpus=tuple(self._totals[uuid].snapshot(now) for uuid in self._visible if uuid not in unreadable),
                 known=tuple(t.gpu for u, t in self._totals.items() if not t.gpu.parent_uuid or u in self._visible),
-                lost=tuple(self._totals[uuid].gpu for uuid in physical if self._is_lost(uuid)),
+                lost=tuple(self._totals[uuid].gpu for uuid in physical if uuid in lost),
                 expected=self._most_visible if self._expected_gpus is None else self._expected_gpus,
                 labels=self._labels.copy(),
                 states=tuple(self._current(state, now, hung) for state in sorted(self._states.values(), key=_place)),
@@ -213,11 +214,11 @@ class Fleet:
         gone = [uuid for uuid in self._totals if uuid not in self._visible]
         instances = [uuid for uuid in gone if self._totals[uuid].gpu.parent_uuid]
         for uuid in gone:
-            if uuid in instances:
-                self._states = {key: state for key, state in self._states.items() if key[1] != uuid}
-                self._totals[uuid].break_chain("gpm")
-            else:
+            if uuid not in instances:
                 self._lose(uuid, inventory.time_ns, "the driver no longer lists it")
+        for uuid in instances:
+            self._totals[uuid].break_chain("gpm")
+        self._states = {key: state for key, state in self._states.items() if key[1] not in instances}
         for uuid in instances[: max(0, len(instances) - MAX_GONE_INSTANCES)]:
             del self._totals[uuid]
         visible = sum(not gpu.parent_uuid for gpu in inventory.gpus)
@@ -274,19 +275,17 @@ class Fleet:
 
     def _current(self, state: SourceState, now_ns: int, hung: tuple[HungCall, ...]) -> SourceState:
         """What the events cannot say: `failed` behind a hung call, `stale` where windows stopped without an error."""
-        call = next((call.call for call in hung if call.uuid and call.uuid == state.uuid), None)
-        if call is not None and state.state == "active":
-            return replace(state, state="failed", reason=f"the driver does not return from: {call}")
         totals = self._totals.get(state.uuid)
         if state.state != "active" or totals is None:
             return state
+        call = next((call.call for call in hung if call.uuid == state.uuid), None)
+        if call is not None:
+            return replace(state, state="failed", reason=f"the driver does not return from: {call}")
         if state.source == "nvml" and not totals.has_fresh_readings(now_ns):
             return replace(state, state="stale", reason="no reading arrived")
-        if state.source != "gpm":
-            return state
-        if not totals.is_stale("gpm", state.since_ns, now_ns):
-            return state
-        return replace(state, state="stale", reason="no valid window arrived")
+        if state.source == "gpm" and totals.is_stale("gpm", state.since_ns, now_ns):
+            return replace(state, state="stale", reason="no valid window arrived")
+        return state
 
 
 def _place(state: SourceState) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpu_hpc_exporter.model import (
+    NS,
     DriverError,
     Gpu,
     IntervalInForce,
@@ -30,13 +31,12 @@ from gpu_hpc_exporter.sources.nvml.readings import BOARD_GROUPS, VGPU_GROUPS, Gr
 
 log = logging.getLogger(__name__)
 
-_NS: Final = 1_000_000_000
-PUBLISH_PERIOD_NS: Final = _NS
-_GPM_REPROBE_NS: Final = 3600 * _NS
-_MAX_GPM_BACKOFF_NS: Final = 30 * _NS
+PUBLISH_PERIOD_NS: Final = NS
+_GPM_REPROBE_NS: Final = 3600 * NS
+_MAX_GPM_BACKOFF_NS: Final = 30 * NS
 _MAX_GPM_FAILURES: Final = 20
 """Failures in a row after which GPM is asked hourly, as on vGPUs that claim to support it and never deliver."""
-_SILENCE_NS: Final = 60 * _NS
+_SILENCE_NS: Final = 60 * NS
 _BUSY: Final = 0.9
 _MAX_FAILED_PASSES: Final = 3
 """Passes in a row in which every reading fails: access to the GPU is lost, whatever the code."""
@@ -232,7 +232,7 @@ class GpuOwner:
         self._set_state(row, "gpm", "no_permission" if error.denied else "failed", error.name)
         row.gpm_failures += 1
         is_hopeless = row.gpm_failures > _MAX_GPM_FAILURES
-        backoff = _GPM_REPROBE_NS if is_hopeless else min(_NS << row.gpm_failures - 1, _MAX_GPM_BACKOFF_NS)
+        backoff = _GPM_REPROBE_NS if is_hopeless else min(NS << row.gpm_failures - 1, _MAX_GPM_BACKOFF_NS)
         row.gpm_due_ns = now_ns + backoff
 
     def _set_state(self, row: _Row, source: SourceName, state: State, reason: str) -> None:

@@ -6,10 +6,9 @@ import threading
 import time
 from typing import Final
 
-from gpu_hpc_exporter.model import Sink, StateChange
+from gpu_hpc_exporter.model import NS, Sink, StateChange
 from gpu_hpc_exporter.sources.replay import Recording, loop, time_of
 
-_NS: Final = 1_000_000_000
 _BREATHER: Final = 1000
 _BREATHER_S: Final = 0.05
 """A recording that is shorter than it takes to play never catches up: rest after so many events."""
@@ -27,7 +26,7 @@ class ReplayClock:
 
     def real_seconds(self, replayed_ns: int) -> float:
         """How long a span of replayed time lasts, in seconds of the machine's clock."""
-        return replayed_ns / _NS / self._speed
+        return replayed_ns / NS / self._speed
 
 
 class ReplaySampler:

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-log = logging.getLogger(__name__)
+from gpu_hpc_exporter.model import NS
 
-_NS = 1_000_000_000
+log = logging.getLogger(__name__)
 
 
 class Ticker:
@@ -55,7 +55,7 @@ class Ticker:
                     due += (now - due) // self._period_ns * self._period_ns + self._period_ns
                 while now < due:
                     # Sleeping costs half of waiting for an event; a stop is seen within a quarter second.
-                    time.sleep(min(due - now, _NS // 4) / _NS)
+                    time.sleep(min(due - now, NS // 4) / NS)
                     if self._stopping:
                         return
                     now = time.monotonic_ns()

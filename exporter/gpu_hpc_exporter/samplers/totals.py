@@ -16,6 +16,7 @@ from gpu_hpc_exporter.model import (
     CLOCK_EVENT_PREFIX,
     COUNT_QUANTITIES,
     CUMULATIVE_READINGS,
+    NS,
     QUANTITIES,
     READINGS,
     SLOWDOWN_READINGS,
@@ -27,8 +28,8 @@ from gpu_hpc_exporter.model import (
     WindowSource,
     WindowsRejected,
 )
+from gpu_hpc_exporter.sources.values import RisingCounter
 
-NS: Final = 1_000_000_000
 NANO: Final = 1_000_000_000
 """Ratios are added up in units of 1e-9, far below what the counters resolve."""
 
@@ -141,8 +142,7 @@ class GpuTotals:
         self._chain_end_ns: dict[WindowSource, int] = {}
         self._intervals_ns: dict[WindowSource, int] = {}
         self._readings = Readings(gpu.uuid, -MIN_STALE_NS, {})
-        self._driver_counters: dict[Reading, float] = {}
-        self._counter_offsets: dict[Reading, float] = {}
+        self._rising = {reading: RisingCounter() for reading in CUMULATIVE_READINGS}
         self._peaks = Peaks()
         self._nvml_busy_ns: int | None = None
         self._clock_event_ns: dict[str, int] = {}
@@ -270,16 +270,7 @@ class GpuTotals:
         return self._readings.values if self.has_fresh_readings(now_ns) else {}
 
     def _never_back(self, values: Mapping[Reading, float]) -> Mapping[Reading, float]:
-        """The driver's own counters go on from where they were when the driver sets one back."""
-        total = dict(values)
-        for reading in CUMULATIVE_READINGS & values.keys():
-            value = values[reading]
-            fallen = self._driver_counters.get(reading, value) - value
-            if fallen > 0:
-                self._counter_offsets[reading] = self._counter_offsets.get(reading, 0.0) + fallen
-            self._driver_counters[reading] = value
-            total[reading] = value + self._counter_offsets.get(reading, 0.0)
-        return total
+        return {r: self._rising[r].advance(v) if r in self._rising else v for r, v in values.items()}
 
     def _integrate_readings(self, values: Mapping[Reading, float], elapsed_ns: int) -> None:
         busy = values.get("nvml_utilization_ratio")

@@ -14,8 +14,8 @@ from typing import Self
 import msgspec
 
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.model import DriverError, Event, Gpu, GpuFellOff, Inventory, Window
-from gpu_hpc_exporter.sources.recording import FORMAT, MAX_TEXT, NS, HeaderLine, Line, PhaseLine, encode_event
+from gpu_hpc_exporter.model import NS, DriverError, Event, Gpu, GpuFellOff, Inventory, Window
+from gpu_hpc_exporter.sources.recording import FORMAT, MAX_TEXT, HeaderLine, Line, PhaseLine, encode_event
 
 
 class Recorder:

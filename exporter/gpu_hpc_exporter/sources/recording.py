@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from gpu_hpc_exporter.model import (
+    NS,
     Driver,
     DriverError,
     Event,
@@ -37,7 +38,6 @@ from gpu_hpc_exporter.sources.values import problem_of_quantity, problem_of_read
 T = TypeVar("T")
 
 FORMAT: Final = 1
-NS: Final = 1_000_000_000
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """From the start of the recording; 30 years at most, so that nanoseconds stay exact integers."""

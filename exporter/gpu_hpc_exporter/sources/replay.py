@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from gpu_hpc_exporter.model import CUMULATIVE_READINGS, Event, Inventory, Reading, Readings, Window
-from gpu_hpc_exporter.sources.recording import FORMAT, NS, HeaderLine, Line, PhaseLine, decode_line
+from gpu_hpc_exporter.model import CUMULATIVE_READINGS, NS, Event, Inventory, Reading, Readings, Window
+from gpu_hpc_exporter.sources.recording import FORMAT, HeaderLine, Line, PhaseLine, decode_line
+from gpu_hpc_exporter.sources.values import RisingCounter
 
 MAX_LINE_BYTES = 1 << 20
 MAX_BYTES = 512 << 20
@@ -90,26 +92,12 @@ def play(recording: Recording, start_ns: int) -> Iterator[Event]:
 
 def loop(recording: Recording, start_ns: int) -> Iterator[Event]:
     """The recording again and again. What the driver itself counts goes on from where it stood."""
-    counters: dict[tuple[str, Reading], _Counter] = {}
+    counters = defaultdict[tuple[str, Reading], RisingCounter](RisingCounter)
     while True:
         for event in recording.events:
             shifted = _shifted(event, start_ns)
             yield _continued(shifted, counters) if isinstance(shifted, Readings) else shifted
         start_ns += recording.duration_ns
-
-
-@dataclass(slots=True)
-class _Counter:
-    """What a counter of the driver showed last, and the total of its growth that is shown in its place."""
-
-    shown: float
-    total: float
-
-    def advance(self, shown: float) -> float:
-        """The total after the counter moved to `shown`; a step back is a new loop, or a driver's restart."""
-        self.total += max(0.0, shown - self.shown)
-        self.shown = shown
-        return self.total
 
 
 def _shifted(event: Event, start_ns: int) -> Event:
@@ -118,11 +106,10 @@ def _shifted(event: Event, start_ns: int) -> Event:
     return replace(event, time_ns=event.time_ns + start_ns)
 
 
-def _continued(readings: Readings, counters: dict[tuple[str, Reading], _Counter]) -> Readings:
+def _continued(readings: Readings, counters: defaultdict[tuple[str, Reading], RisingCounter]) -> Readings:
     values = dict(readings.values)
     for name in CUMULATIVE_READINGS & values.keys():
-        counter = counters.setdefault((readings.uuid, name), _Counter(values[name], values[name]))
-        values[name] = counter.advance(values[name])
+        values[name] = counters[readings.uuid, name].advance(values[name])
     return replace(readings, values=values)
 
 

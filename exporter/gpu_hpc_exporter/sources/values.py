@@ -52,12 +52,28 @@ def problem_of(value: float, upper: float) -> Problem:
 def _problem(value: float, lower: float, upper: float) -> Problem | None:
     if math.isnan(value):
         return "nan"
-    if lower <= value <= upper and value not in _INTEGER_SENTINELS and not _is_blank(value):
-        return None
-    if value in _INTEGER_SENTINELS or _is_blank(value):
+    if value in _INTEGER_SENTINELS or any(low <= value <= high for low, high in _BLANKS):
         return "sentinel"
-    return "negative" if value < lower else "above_range"
+    if value < lower:
+        return "negative"
+    return "above_range" if value > upper else None
 
 
-def _is_blank(value: float) -> bool:
-    return any(low <= value <= high for low, high in _BLANKS)
+class RisingCounter:
+    """A counter of the driver that goes on from where it was when the driver sets it back.
+
+    A step back is a driver's restart, or the next round of a looping recording; `rate()` would take it for a
+    reset and add the whole value.
+    """
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+        self._offset = 0.0
+        self._total = 0.0
+
+    def advance(self, shown: float) -> float:
+        """What to serve now that the driver shows this; exactly that until the first step back."""
+        self._offset += max(0.0, self._shown - shown)
+        self._shown = shown
+        self._total = max(self._total, shown + self._offset)  # rounding of the offset must not step back either
+        return self._total

@@ -17,16 +17,15 @@ from typing import Final
 
 import pynvml
 
-from gpu_hpc_exporter.model import Gpu, Quantity, ReadingRejected, Window, WindowsRejected
+from gpu_hpc_exporter.model import NS, Gpu, Quantity, ReadingRejected, Window, WindowsRejected
 from gpu_hpc_exporter.sources.nvml.library import DriverCallError, Handle, driver_errors
 from gpu_hpc_exporter.sources.values import ROUNDING, problem_of
 
-_NS: Final = 1_000_000_000
 FLOOR_NS: Final = 100_000_000
 """GPM's refresh period: shorter windows see no refresh."""
-BATCH_NS: Final = _NS
+BATCH_NS: Final = NS
 """How often the windows taken are worked off."""
-MAX_WINDOW_NS: Final = 5 * _NS
+MAX_WINDOW_NS: Final = 5 * NS
 """A longer window would put minutes of suspension into one class; its time counts as lost."""
 LATE: Final = 1.5
 _MIB: Final = float(1 << 20)
@@ -167,7 +166,7 @@ class GpmStream:
         values: dict[Quantity, float] = {}
         rejected: list[ReadingRejected] = []
         refreshed = True
-        seconds = duration_ns / _NS
+        seconds = duration_ns / NS
         for (quantity, scale, limit), (returned, raw) in zip(
             self._plan, _ANSWER.iter_unpack(self._answers), strict=True
         ):

@@ -14,20 +14,19 @@ from typing import Any, Final
 
 import pynvml
 
-from gpu_hpc_exporter.model import Reading
+from gpu_hpc_exporter.model import NS, Reading
 from gpu_hpc_exporter.sources.nvml.library import FATAL, DriverCallError, Handle
 from gpu_hpc_exporter.sources.values import Problem, problem_of_reading
 
 log = logging.getLogger(__name__)
 
-_NS: Final = 1_000_000_000
-SECOND: Final = _NS
-SELDOM: Final = 15 * _NS
+SECOND: Final = NS
+SELDOM: Final = 15 * NS
 """The usual scrape interval: a rate over five minutes sees 20 fresh values."""
-RARELY: Final = 60 * _NS
-ONCE: Final = 3600 * _NS
+RARELY: Final = 60 * NS
+ONCE: Final = 3600 * NS
 """Constants of the board; asked again hourly, since a driver reload may change them."""
-REPROBE: Final = 3600 * _NS
+REPROBE: Final = 3600 * NS
 
 _MILLI: Final = 1000
 _U64_NOT_AVAILABLE: Final = 2**64 - 1
