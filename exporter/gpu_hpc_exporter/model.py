@@ -16,8 +16,8 @@ from typing import Final, Literal, Protocol, get_args
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
-SourceName = Literal["gpm", "nvml", "kmsg", "replay"]
-WindowSource = Literal["gpm"]
+SourceName = Literal["gpm", "pm_sampling", "nvml", "kmsg", "replay"]
+WindowSource = Literal["gpm", "pm_sampling"]
 State = Literal["active", "paused", "busy", "no_permission", "unsupported", "stale", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
 
@@ -47,6 +47,8 @@ CountQuantity = Literal[
     "nvlink_transmitted_bytes",
     "c2c_host_to_gpu_bytes",
     "c2c_gpu_to_host_bytes",
+    "dram_read_bytes",
+    "dram_written_bytes",
     "l2_sectors",
     "l2_missed_sectors",
 ]
@@ -55,6 +57,9 @@ CountQuantity = Literal[
 Quantity = RatioQuantity | CountQuantity
 COUNT_QUANTITIES: frozenset[str] = frozenset(get_args(CountQuantity))
 QUANTITIES: tuple[Quantity, ...] = (*get_args(RatioQuantity), *get_args(CountQuantity))
+
+L2Definition = Literal["", "dram_sectors", "hit_rate"]
+"""What `l2_missed_sectors` are: the sectors that DRAM moved, or those that the chip itself counts as missed."""
 
 L2_SECTOR_BYTES = 32
 """Size of one L2 sector on every chip since Maxwell (CUDA programming guide, device memory accesses)."""
@@ -240,12 +245,29 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class IntervalInForce:
-    """The window length at which a source really samples a GPU."""
+    """How a source really samples a GPU now: the length of its windows, and what its missed L2 sectors are."""
 
     time_ns: int
     uuid: str
     source: WindowSource
     interval_ns: int
+    l2_definition: L2Definition = ""
+
+
+Incident = Literal["overflow", "set_reduced", "rate_halved", "helper_restarted"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingIncident:
+    """Something that PM sampling had to do, to be counted; `uuid` "" for what concerns the whole host.
+
+    overflow: the hardware buffer was full, windows are lost. set_reduced: counters that did not deliver were
+    left out. rate_halved: windows were made twice as long. helper_restarted: the helper process ended unasked.
+    """
+
+    time_ns: int
+    uuid: str
+    incident: Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +309,7 @@ Event = (
     | Readings
     | StateChange
     | IntervalInForce
+    | SamplingIncident
     | XidError
     | GpuFellOff
     | DriverError

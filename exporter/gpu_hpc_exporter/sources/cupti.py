@@ -1,0 +1,366 @@
+"""CUPTI's PM sampling and profiler host calls, and the few of libcuda that they need, by ctypes.
+
+Loaded in the helper process only: a broken or hanging CUPTI must not take the exporter with it. The structures
+are those of CUDA 12.6, the oldest that has PM sampling; later libraries read `structSize` and know by it which
+fields exist. A test compiles NVIDIA's own headers and compares every size and offset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+PM_SAMPLING: Final = 1
+"""CUpti_ProfilerType: the host object schedules for PM sampling."""
+SYSCLK_INTERVAL: Final = 0
+TIME_INTERVAL: Final = 1
+"""CUpti_PmSampling_TriggerMode: the sampling interval is in cycles of the system clock, or in nanoseconds."""
+KEEP_OLDEST: Final = 0
+KEEP_LATEST: Final = 1
+"""CUpti_PmSampling_HardwareBuffer_AppendMode."""
+COUNTER_DATA_FULL: Final = 1
+"""CUpti_PmSampling_DecodeStopReason: the image is full and more is waiting."""
+
+_RESULTS: Final = {
+    1: "invalid_parameter",
+    2: "invalid_device",
+    7: "invalid_operation",
+    8: "out_of_memory",
+    9: "hardware",
+    10: "parameter_size_not_sufficient",
+    11: "api_not_implemented",
+    14: "not_compatible",
+    15: "not_initialized",
+    17: "invalid_metric_name",
+    26: "hardware_busy",
+    27: "not_supported",
+    33: "virtualized_device_not_supported",
+    35: "insufficient_privileges",
+    36: "old_profiler_api_initialized",
+    38: "legacy_profiler_not_supported",
+    40: "virtualized_device_insufficient_privileges",
+    41: "confidential_computing_not_supported",
+    42: "cmp_device_not_supported",
+    43: "mig_device_not_supported",
+    44: "sli_device_not_supported",
+    45: "wsl_device_not_supported",
+    999: "unknown",
+}
+"""CUptiResult by name in lower case, as far as these calls answer it."""
+_CUDA_RESULTS: Final = {
+    2: "out_of_memory",
+    3: "not_initialized",
+    34: "stub_library",
+    46: "device_unavailable",
+    100: "no_device",
+    101: "invalid_device",
+    802: "system_not_ready",
+    803: "system_driver_mismatch",
+    804: "compat_not_supported_on_device",
+    999: "unknown",
+}
+
+
+class CuptiError(Exception):
+    """A call of CUPTI or libcuda failed; `name` is the library's name of the code, `call` that of the function."""
+
+    def __init__(self, call: str, code: int, names: dict[int, str] = _RESULTS) -> None:
+        self.call = call
+        self.code = code
+        self.name = names.get(code, f"code_{code}")
+        super().__init__(f"{call}: {self.name}")
+
+    @property
+    def busy(self) -> bool:
+        """Somebody else holds the counters."""
+        return self.name == "hardware_busy"
+
+    @property
+    def denied(self) -> bool:
+        """The process may not read the counters."""
+        return self.name in ("insufficient_privileges", "virtualized_device_insufficient_privileges")
+
+    @property
+    def unsupported(self) -> bool:
+        """The answer will not change while the GPU and its mode stay what they are."""
+        return self.name.endswith("not_supported")
+
+
+class Params(ctypes.Structure):
+    """Parameters of one call. The first two fields are the same in all of them."""
+
+    _fields_: ClassVar[Any] = []
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.structSize = size_of(type(self))
+
+
+def size_of(params: type[Params]) -> int:
+    """What CUPTI calls STRUCT_SIZE: up to the end of the last field, without the padding after it."""
+    name = params._fields_[-1][0]
+    field = getattr(params, name)
+    return int(field.offset + field.size)
+
+
+_HEAD: Final = [("structSize", c_size_t), ("pPriv", c_void_p)]
+_OBJECT: Final = [*_HEAD, ("pPmSamplingObject", c_void_p)]
+_HOST: Final = [*_HEAD, ("pHostObject", c_void_p)]
+
+
+class ProfilerInitialize(Params):
+    _fields_ = _HEAD
+
+
+class ProfilerDeInitialize(Params):
+    _fields_ = _HEAD
+
+
+class DeviceGetChipName(Params):
+    _fields_ = [*_HEAD, ("deviceIndex", c_size_t), ("pChipName", c_char_p)]
+
+
+class HostInitialize(Params):
+    _fields_ = [
+        *_HEAD,
+        ("profilerType", c_int),
+        ("pChipName", c_char_p),
+        ("pCounterAvailabilityImage", c_void_p),
+        ("pHostObject", c_void_p),
+    ]
+
+
+class HostDeinitialize(Params):
+    _fields_ = _HOST
+
+
+class HostGetSupportedChips(Params):
+    _fields_ = [*_HEAD, ("numChips", c_size_t), ("ppChipNames", ctypes.POINTER(c_char_p))]
+
+
+class HostConfigAddMetrics(Params):
+    _fields_ = [*_HOST, ("ppMetricNames", ctypes.POINTER(c_char_p)), ("numMetrics", c_size_t)]
+
+
+class HostGetConfigImageSize(Params):
+    _fields_ = [*_HOST, ("configImageSize", c_size_t)]
+
+
+class HostGetConfigImage(Params):
+    _fields_ = [*_HOST, ("configImageSize", c_size_t), ("pConfigImage", c_void_p)]
+
+
+class HostGetNumOfPasses(Params):
+    _fields_ = [*_HEAD, ("configImageSize", c_size_t), ("pConfigImage", c_void_p), ("numOfPasses", c_size_t)]
+
+
+class HostEvaluateToGpuValues(Params):
+    _fields_ = [
+        *_HOST,
+        ("pCounterDataImage", c_void_p),
+        ("counterDataImageSize", c_size_t),
+        ("rangeIndex", c_size_t),
+        ("ppMetricNames", ctypes.POINTER(c_char_p)),
+        ("numMetrics", c_size_t),
+        ("pMetricValues", ctypes.POINTER(c_double)),
+    ]
+
+
+class PmEnable(Params):
+    _fields_ = [*_HEAD, ("deviceIndex", c_size_t), ("pPmSamplingObject", c_void_p)]
+
+
+class PmDisable(Params):
+    _fields_ = _OBJECT
+
+
+class PmStart(Params):
+    _fields_ = _OBJECT
+
+
+class PmStop(Params):
+    _fields_ = _OBJECT
+
+
+class PmSetConfig(Params):
+    _fields_ = [
+        *_OBJECT,
+        ("configSize", c_size_t),
+        ("pConfig", c_void_p),
+        ("hardwareBufferSize", c_size_t),
+        ("samplingInterval", c_uint64),
+        ("triggerMode", c_int),
+        ("hwBufferAppendMode", c_int),
+    ]
+
+
+class PmDecodeData(Params):
+    _fields_ = [
+        *_OBJECT,
+        ("pCounterDataImage", c_void_p),
+        ("counterDataImageSize", c_size_t),
+        ("decodeStopReason", c_int),
+        ("overflow", c_uint8),
+    ]
+
+
+class PmGetCounterDataSize(Params):
+    _fields_ = [
+        *_OBJECT,
+        ("pMetricNames", ctypes.POINTER(c_char_p)),
+        ("numMetrics", c_size_t),
+        ("maxSamples", c_uint32),
+        ("counterDataSize", c_size_t),
+    ]
+
+
+class PmCounterDataImageInitialize(Params):
+    _fields_ = [*_OBJECT, ("counterDataSize", c_size_t), ("pCounterData", c_void_p)]
+
+
+class PmGetCounterDataInfo(Params):
+    _fields_ = [
+        *_HEAD,
+        ("pCounterDataImage", c_void_p),
+        ("counterDataImageSize", c_size_t),
+        ("numTotalSamples", c_size_t),
+        ("numPopulatedSamples", c_size_t),
+        ("numCompletedSamples", c_size_t),
+    ]
+
+
+class PmCounterDataGetSampleInfo(Params):
+    _fields_ = [
+        *_OBJECT,
+        ("pCounterDataImage", c_void_p),
+        ("counterDataImageSize", c_size_t),
+        ("sampleIndex", c_size_t),
+        ("startTimestamp", c_uint64),
+        ("endTimestamp", c_uint64),
+    ]
+
+
+CALLS: Final[dict[type[Params], tuple[str, str]]] = {
+    ProfilerInitialize: ("cuptiProfilerInitialize", "CUpti_Profiler_Initialize_Params"),
+    ProfilerDeInitialize: ("cuptiProfilerDeInitialize", "CUpti_Profiler_DeInitialize_Params"),
+    DeviceGetChipName: ("cuptiDeviceGetChipName", "CUpti_Device_GetChipName_Params"),
+    HostInitialize: ("cuptiProfilerHostInitialize", "CUpti_Profiler_Host_Initialize_Params"),
+    HostDeinitialize: ("cuptiProfilerHostDeinitialize", "CUpti_Profiler_Host_Deinitialize_Params"),
+    HostGetSupportedChips: ("cuptiProfilerHostGetSupportedChips", "CUpti_Profiler_Host_GetSupportedChips_Params"),
+    HostConfigAddMetrics: ("cuptiProfilerHostConfigAddMetrics", "CUpti_Profiler_Host_ConfigAddMetrics_Params"),
+    HostGetConfigImageSize: ("cuptiProfilerHostGetConfigImageSize", "CUpti_Profiler_Host_GetConfigImageSize_Params"),
+    HostGetConfigImage: ("cuptiProfilerHostGetConfigImage", "CUpti_Profiler_Host_GetConfigImage_Params"),
+    HostGetNumOfPasses: ("cuptiProfilerHostGetNumOfPasses", "CUpti_Profiler_Host_GetNumOfPasses_Params"),
+    HostEvaluateToGpuValues: ("cuptiProfilerHostEvaluateToGpuValues", "CUpti_Profiler_Host_EvaluateToGpuValues_Params"),
+    PmEnable: ("cuptiPmSamplingEnable", "CUpti_PmSampling_Enable_Params"),
+    PmDisable: ("cuptiPmSamplingDisable", "CUpti_PmSampling_Disable_Params"),
+    PmSetConfig: ("cuptiPmSamplingSetConfig", "CUpti_PmSampling_SetConfig_Params"),
+    PmStart: ("cuptiPmSamplingStart", "CUpti_PmSampling_Start_Params"),
+    PmStop: ("cuptiPmSamplingStop", "CUpti_PmSampling_Stop_Params"),
+    PmDecodeData: ("cuptiPmSamplingDecodeData", "CUpti_PmSampling_DecodeData_Params"),
+    PmGetCounterDataSize: ("cuptiPmSamplingGetCounterDataSize", "CUpti_PmSampling_GetCounterDataSize_Params"),
+    PmCounterDataImageInitialize: (
+        "cuptiPmSamplingCounterDataImageInitialize",
+        "CUpti_PmSampling_CounterDataImage_Initialize_Params",
+    ),
+    PmGetCounterDataInfo: ("cuptiPmSamplingGetCounterDataInfo", "CUpti_PmSampling_GetCounterDataInfo_Params"),
+    PmCounterDataGetSampleInfo: (
+        "cuptiPmSamplingCounterDataGetSampleInfo",
+        "CUpti_PmSampling_CounterData_GetSampleInfo_Params",
+    ),
+}
+"""Per structure: the function that takes it and NVIDIA's name of it."""
+
+
+class LibraryUnusableError(Exception):
+    """A file is no CUPTI that PM sampling can use; the text says which and why, in one line."""
+
+
+class Cupti:
+    """A loaded libcupti. Each call takes its parameters filled in and raises CuptiError for any other answer than 0."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: a file, or a name for the loader. Raises LibraryUnusableError."""
+        _load_companions(Path(path).parent if "/" in path else None)
+        try:
+            self._library = ctypes.CDLL(path)
+            self._functions = {params: self._function(name) for params, (name, _) in CALLS.items()}
+            version = self._library.cuptiGetVersion
+        except (OSError, AttributeError) as error:
+            raise LibraryUnusableError(f"{path} is no CUPTI with PM sampling (12.6 or later): {error}") from error
+        number = c_uint32()
+        version(ctypes.byref(number))
+        self.version = number.value
+        """10000 × major + 100 × minor of the CUDA version it came with: 120900, 130000 (CUPTI counts so from 12.6 on)."""
+
+    def _function(self, name: str) -> Callable[[Any], int]:
+        function: Callable[[Any], int] = self._library[name]
+        return function
+
+    def call(self, params: Params) -> None:
+        """Make the call that these parameters belong to. Raises CuptiError."""
+        code = self._functions[type(params)](ctypes.byref(params))
+        if code:
+            raise CuptiError(CALLS[type(params)][0], code)
+
+    def bind(self, params: Params) -> Callable[[], int]:
+        """The call with these very parameters, for a tight loop; answers CUPTI's code."""
+        function, reference = self._functions[type(params)], ctypes.byref(params)
+        return lambda: function(reference)
+
+
+def _load_companions(folder: Path | None) -> None:
+    """Load what libcupti opens by name later, from beside it: the loader's own path does not have it."""
+    if folder is None:
+        return
+    for name in ("libnvperf_host.so", "libnvperf_target.so"):
+        file = folder / name
+        if file.exists():
+            try:
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise LibraryUnusableError(f"{file} cannot be loaded: {error}") from error
+
+
+class Cuda:
+    """The driver's libcuda, initialised: which devices this process sees, by UUID. No context is made."""
+
+    def __init__(self) -> None:
+        """Raises LibraryUnusableError without the library, CuptiError where it does not start."""
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise LibraryUnusableError(f"libcuda.so.1 is not there: the driver's compute part is missing ({error})") from error
+        self._check("cuInit", self._library.cuInit(0))
+
+    @property
+    def version(self) -> int:
+        """Highest CUDA version that the driver runs: 1000 × major + 10 × minor."""
+        number = c_int()
+        self._check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
+        return number.value
+
+    def uuids(self) -> Iterator[str]:
+        """UUIDs in the order of CUDA's ordinals, as NVML writes them."""
+        count = c_int()
+        self._check("cuDeviceGetCount", self._library.cuDeviceGetCount(ctypes.byref(count)))
+        for ordinal in range(count.value):
+            raw = (c_uint8 * 16)()
+            device = c_int()
+            self._check("cuDeviceGet", self._library.cuDeviceGet(ctypes.byref(device), ordinal))
+            self._check("cuDeviceGetUuid", self._library.cuDeviceGetUuid(ctypes.byref(raw), device))
+            text = bytes(raw).hex()
+            yield f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    @staticmethod
+    def _check(call: str, code: int) -> None:
+        if code:
+            raise CuptiError(call, code, _CUDA_RESULTS)
+
+
+def names_array(names: Sequence[str]) -> ctypes.Array[c_char_p]:
+    """Metric names as C strings; must stay alive as long as CUPTI may read them."""
+    return (c_char_p * len(names))(*(name.encode() for name in names))
