@@ -294,7 +294,7 @@ class Cupti:
         number = c_uint32()
         version(ctypes.byref(number))
         self.version = number.value
-        """10000 × major + 100 × minor of the CUDA version it came with: 120900, 130000 (CUPTI counts so from 12.6 on)."""
+        """cuptiGetVersion's answer: 28 for CUDA 12.9.1, and from CUDA 13 on 10000 x major + 100 x minor."""
 
     def _function(self, name: str) -> Callable[[Any], int]:
         function: Callable[[Any], int] = self._library[name]
@@ -333,12 +333,14 @@ class Cuda:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise LibraryUnusableError(f"libcuda.so.1 is not there: the driver's compute part is missing ({error})") from error
+            raise LibraryUnusableError(
+                f"libcuda.so.1 is not there: the driver's compute part is missing ({error})"
+            ) from error
         self._check("cuInit", self._library.cuInit(0))
 
     @property
     def version(self) -> int:
-        """Highest CUDA version that the driver runs: 1000 × major + 10 × minor."""
+        """Highest CUDA version that the driver runs: 1000 x major + 10 x minor."""
         number = c_int()
         self._check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
         return number.value

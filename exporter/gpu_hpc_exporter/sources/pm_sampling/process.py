@@ -1,0 +1,99 @@
+"""Starting, reading and ending the helper process."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from gpu_hpc_exporter.sources.pm_sampling.protocol import FrameReader, FromHelper, Order, encode
+
+_READ_BYTES: Final = 1 << 18
+_EXIT_S: Final = 0.8
+"""An orderly end takes 0.1 s; the helper itself gives up after 0.4."""
+_KILL_S: Final = 0.5
+_REMOVED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD", "CUDA_MPS_PIPE_DIRECTORY")
+"""Variables that would load foreign code into the helper, or send it to a server in place of the driver."""
+
+
+class HelperProcess:
+    """A running helper. Belongs to one thread."""
+
+    def __init__(self, command: Sequence[str], library: str, order: Order) -> None:
+        """`command` is what to run in place of this Python, () for that. Raises OSError."""
+        program = [*command] or [sys.executable, "-m", "gpu_hpc_exporter.pm_helper"]
+        arguments = ["--library", library] if library else []
+        self._process = subprocess.Popen(  # noqa: S603  the command is the administrator's
+            [*program, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=helper_environment(os.environ, [target.uuid for target in order.targets]),
+            close_fds=True,
+        )
+        self._reader = FrameReader()
+        self._selector = selectors.DefaultSelector()
+        if self._process.stdin is None or self._process.stdout is None:
+            raise OSError("no pipes to the helper")
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._selector.register(self._stdout, selectors.EVENT_READ)
+        os.set_blocking(self._stdout.fileno(), False)
+        self._stdin.write(encode(order))
+        self._stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def read(self, timeout_s: float) -> list[FromHelper] | None:
+        """Messages that came within `timeout_s`, perhaps none; None when the helper has ended.
+
+        Raises ProtocolError where what came is no message.
+        """
+        if not self._selector.select(timeout_s):
+            return []
+        data = self._stdout.read(_READ_BYTES)
+        if not data:
+            return None
+        return list(self._reader.feed(data))
+
+    def end(self) -> bool:
+        """End it, in an orderly way if it will; whether it is gone. What holds the GPU's counters dies with it."""
+        with suppress(BrokenPipeError):  # it had gone before it read the order
+            self._stdin.close()
+        if not self._wait(_EXIT_S):
+            try:
+                self._process.kill()
+            except PermissionError:
+                return False  # it runs with more privilege than we have, and has not ended by itself
+        gone = self._wait(_KILL_S)
+        self._selector.close()
+        self._stdout.close()
+        return gone
+
+    def exit_text(self) -> str:
+        """How it ended, for people."""
+        status = self._process.poll()
+        if status is None:
+            return "is still running"
+        return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def _wait(self, timeout_s: float) -> bool:
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def helper_environment(environment: Mapping[str, str], uuids: Sequence[str]) -> dict[str, str]:
+    """The exporter's environment, less what injects code; CUDA shows just these GPUs, in the order of their slots."""
+    kept = {name: value for name, value in environment.items() if name not in _REMOVED}
+    kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    kept["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    kept["MALLOC_ARENA_MAX"] = "1"  # each arena would keep memory of its own
+    return kept
