@@ -1,4 +1,4 @@
-/* What the files of libcupti share. Struct layouts follow the public CUPTI ABI (12.6 to 13). */
+/* What the files of libcupti share. Struct layouts follow the public CUPTI ABI (12.9 and 13.1 agree). */
 #ifndef CUPTI_H
 #define CUPTI_H
 
@@ -53,7 +53,7 @@ typedef struct {
     Params head; Sampler *sampler; const uint8_t *image; size_t image_size, index;
     uint64_t start, end;
 } SampleInfoParams;
-_Static_assert(sizeof(SetConfigParams) == 72 && sizeof(DecodeParams) == 48 &&
+_Static_assert(sizeof(SetConfigParams) == 64 && sizeof(DecodeParams) == 48 &&
                sizeof(ImageSizeParams) == 56 && sizeof(SampleInfoParams) == 64 &&
                sizeof(EvaluateParams) == 72 && sizeof(HostInitParams) == 48,
                "the CUPTI ABI");
@@ -66,7 +66,6 @@ bool params_ok(const Params *params, size_t size);
 
 bool names_given(const char *const *metrics, size_t count);
 void names_append(Names *names, const char *const *metrics, size_t count);
-bool names_contain(const Names *names, const char *metric);
 void names_clear(Names *names);
 
 /* ---- Images: the caller's memory, in the fake's own format ---- */
@@ -76,8 +75,8 @@ void config_image_write(uint8_t *image, const Names *metrics);
 /* A number that any change of the image changes; 0: no config image. */
 uint64_t config_image_print(const uint8_t *image, size_t size);
 void config_image_metrics(const uint8_t *image, Names *metrics);
-/* How many passes the hardware needs for these metrics on this chip. */
-uint64_t passes_needed(const Scenario *s, const char *chip, const Names *metrics, double t);
+/* How many passes the hardware needs for these metrics. */
+uint64_t passes_needed(const Scenario *s, const Names *metrics, double t);
 
 size_t availability_image_size(void);
 void availability_image_write(uint8_t *image);

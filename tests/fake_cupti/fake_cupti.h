@@ -30,7 +30,7 @@ typedef struct {
 } Device;
 
 typedef struct { double from, until; } Span; /* seconds since the first cuptiPmSamplingStart */
-typedef struct { int device; char *metric; double value; bool rate; Span span; } Value;
+typedef struct { int device; char *metric; bool glob; double value; bool rate; Span span; } Value;
 typedef enum { ACT_CODE, ACT_HANG, ACT_CRASH, ACT_EXIT, ACT_KILLED, ACT_LATENCY } Action;
 typedef struct {
     char *text, *function;
@@ -56,6 +56,7 @@ struct Scenario {
     int driver_cuda;
     uint64_t max_metrics;
     bool busy_at_start;                        /* not at Enable */
+    bool full_image_drops;                     /* what does not fit is lost, not left for later */
     const char **chips; int chip_count;        /* that this libcupti knows */
     Device *devices[MAX_DEVICES];              /* by id */
     int order[MAX_DEVICES], device_count;      /* ids as declared */

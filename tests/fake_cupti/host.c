@@ -5,7 +5,12 @@
 
 #include "cupti.h"
 
-struct Host { bool live; char *chip; Names metrics; };
+struct Host {
+    bool live;
+    bool spoilt; /* by a refused metric: the real object then answers UNKNOWN for ever */
+    char *chip;
+    Names metrics;
+};
 
 bool params_ok(const Params *params, size_t size)
 {
@@ -64,6 +69,8 @@ int cuptiGetResultString(int code, const char **text)
     Call c;
     call_open(&c, FN_cuptiGetResultString);
     int rc = INVALID_PARAMETER;
+    if (text)
+        *text = "<unknown>";
     for (size_t i = 0; text && i < sizeof names / sizeof *names; i++)
         if (names[i].code == code) {
             *text = names[i].name;
@@ -213,8 +220,12 @@ int cuptiProfilerHostConfigAddMetrics(AddMetricsParams *p)
                         UP_TO(AddMetricsParams, count));
     if (rc == OK && (p->count == 0 || !names_given(p->metrics, p->count)))
         rc = INVALID_PARAMETER;
-    for (size_t i = 0; rc == OK && i < p->count; i++)
+    if (rc == OK && p->host->spoilt)
+        rc = UNKNOWN;
+    for (size_t i = 0; rc == OK && i < p->count; i++) {
         rc = unknown_metric(&c, p->host->chip, p->metrics[i]);
+        p->host->spoilt = rc != OK;
+    }
     if (rc == OK)
         names_append(&p->host->metrics, p->metrics, p->count);
     return call_close(&c, rc);
@@ -225,6 +236,8 @@ int cuptiProfilerHostGetConfigImageSize(ConfigSizeParams *p)
     Call c;
     int rc = enter_host(&c, FN_cuptiProfilerHostGetConfigImageSize, (HostParams *)p,
                         UP_TO(ConfigSizeParams, image_size));
+    if (rc == OK && (p->host->spoilt || p->host->metrics.count == 0))
+        rc = UNKNOWN;
     if (rc == OK)
         p->image_size = config_image_size(&p->host->metrics);
     return call_close(&c, rc);
@@ -254,7 +267,7 @@ int cuptiProfilerHostGetNumOfPasses(PassesParams *p)
     if (rc == OK) {
         Names metrics = {NULL, 0};
         config_image_metrics(p->image, &metrics);
-        p->passes = passes_needed(c.scenario, NULL, &metrics, c.t);
+        p->passes = passes_needed(c.scenario, &metrics, c.t);
         names_clear(&metrics);
     }
     return call_close(&c, rc);

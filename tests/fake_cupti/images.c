@@ -20,14 +20,6 @@ void names_append(Names *names, const char *const *metrics, size_t count)
         *APPEND(names->names, names->count) = must(strdup(metrics[i]));
 }
 
-bool names_contain(const Names *names, const char *metric)
-{
-    for (size_t i = 0; i < names->count; i++)
-        if (strcmp(names->names[i], metric) == 0)
-            return true;
-    return false;
-}
-
 void names_clear(Names *names)
 {
     for (size_t i = 0; i < names->count; i++)
@@ -85,9 +77,9 @@ void config_image_metrics(const uint8_t *image, Names *metrics)
         names_append(metrics, &name, 1);
 }
 
-uint64_t passes_needed(const Scenario *s, const char *chip, const Names *metrics, double t)
+uint64_t passes_needed(const Scenario *s, const Names *metrics, double t)
 {
-    const Quirk *quirk = quirk_find(s, Q_passes, NO_DEVICE, chip, metrics, t);
+    const Quirk *quirk = quirk_find(s, Q_passes, NO_DEVICE, NULL, metrics, t);
     uint64_t by_count = (metrics->count + s->max_metrics - 1) / s->max_metrics;
     if (quirk && quirk->number > by_count)
         return quirk->number;

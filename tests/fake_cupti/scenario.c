@@ -17,9 +17,10 @@ static const char *const FUNCTION_NAMES[FUNCTIONS] = {
 #undef FN
 static const char *const QUIRK_NAMES[QUIRKS] = {"no_samples",  "flood",  "drop",          "duplicate",
                                                 "stop_reason", "passes", "unknown_metric"};
-static const char *DEFAULT_CHIPS[] = {"TU102", "TU104", "TU106", "TU116", "TU117", "GA100", "GA102",
-                                      "GA103", "GA104", "GA106", "GA107", "GA10B", "AD102", "AD103",
-                                      "AD104", "AD106", "AD107", "GH100", "GB100", "GB202", "GB203"};
+static const char *DEFAULT_CHIPS[] = {/* of CUPTI 12.9 */
+    "GV100", "GV11B", "TU102", "TU104", "TU106", "TU116", "TU117", "GA100", "GA102", "GA103",
+    "GA104", "GA106", "GA107", "GA10B", "GH100", "AD102", "AD103", "AD104", "AD106", "AD107",
+    "GB100", "GB102", "GB10B", "GB202", "GB203", "GB205", "GB206", "GB20B"};
 static const Span ALWAYS = {0, INFINITY};
 
 enum { MAX_WORDS = 256 };
@@ -187,6 +188,7 @@ static void parse_value(Parser *p, int device, const Span *span)
     Value v = {.device = device, .metric = take_copy(p, "metric"), .span = *span};
     const char *word = take(p, "value");
     char *end;
+    v.glob = strpbrk(v.metric, "*?[") != NULL;
     v.value = strtod(word, &end);
     v.rate = strcmp(end, "/s") == 0;
     if (end == word || (*end && !v.rate))
@@ -270,21 +272,22 @@ static void parse_quirk(Parser *p, QuirkKind kind)
 {
     Quirk q = {.kind = kind, .device = ANY_DEVICE, .span = ALWAYS};
     switch (kind) {
-    case Q_flood:
-    case Q_unknown_metric: q.when = take_copy(p, "metric"); break;
+    case Q_flood: q.when = take_copy(p, "metric"); break;
+    case Q_unknown_metric: q.when = take_copy(p, "metric"); q.number = INVALID_PARAMETER; break;
     case Q_drop:
     case Q_duplicate: expect(p, "every"); q.number = (uint64_t)whole(p, "every", 1, 1e15); break;
     case Q_stop_reason: q.number = (uint64_t)whole(p, "stop_reason", 0, 1e6); break;
     case Q_passes: q.number = (uint64_t)whole(p, "passes", 1, 1e6); break;
     default: break;
     }
-    if (kind == Q_unknown_metric)
-        q.number = accept(p, "code") ? (uint64_t)whole(p, "code", 1, 1e6) : INVALID_PARAMETER;
+    bool of_gpu = kind != Q_passes && kind != Q_unknown_metric; /* these come before any GPU */
     while (peek(p)) {
-        if (accept_device(p, &q.device) || accept_span(p, &q.span))
+        if ((of_gpu && accept_device(p, &q.device)) || accept_span(p, &q.span))
             continue;
-        if (accept(p, "chip"))
+        if (kind == Q_unknown_metric && accept(p, "chip"))
             q.chip = take_copy(p, "chip");
+        else if (kind == Q_unknown_metric && accept(p, "code"))
+            q.number = (uint64_t)whole(p, "code", 1, 1e6);
         else if (!q.when && accept(p, "when"))
             q.when = take_copy(p, "metric");
         else
@@ -301,11 +304,13 @@ static void parse_chips(Parser *p)
         *APPEND(p->s->chips, p->s->chip_count) = take_copy(p, "chip");
 }
 
-static void parse_busy_at(Parser *p)
+/* One of two words; whether it is the second. */
+static bool second_of(Parser *p, const char *first, const char *second)
 {
-    p->s->busy_at_start = accept(p, "start");
-    if (!p->s->busy_at_start)
-        expect(p, "enable");
+    if (accept(p, second))
+        return true;
+    expect(p, first);
+    return false;
 }
 
 static void parse_line(Parser *p)
@@ -323,7 +328,9 @@ static void parse_line(Parser *p)
     else if (accept(p, "max_metrics"))
         s->max_metrics = (uint64_t)whole(p, "max_metrics", 1, 1e6);
     else if (accept(p, "busy_at"))
-        parse_busy_at(p);
+        s->busy_at_start = second_of(p, "enable", "start");
+    else if (accept(p, "full_image"))
+        s->full_image_drops = second_of(p, "keeps", "drops");
     else if (accept(p, "chips"))
         parse_chips(p);
     else if (accept(p, "device"))
@@ -367,7 +374,7 @@ Scenario *scenario_parse(const char *path, char *error, size_t size)
     p->path = path;
     p->error = error;
     p->size = size;
-    *s = (Scenario){.version = 120900, .driver_cuda = 13000, .max_metrics = 256,
+    *s = (Scenario){.version = 28, .driver_cuda = 13000, .max_metrics = 248,
                     .chips = DEFAULT_CHIPS,
                     .chip_count = sizeof DEFAULT_CHIPS / sizeof *DEFAULT_CHIPS};
     FILE *file = fopen(path, "re");
@@ -422,7 +429,7 @@ double metric_value(const Scenario *s, int device, const char *metric, double t,
     for (int i = s->value_count - 1; i >= 0; i--) { /* the last line that fits wins */
         const Value *v = &s->values[i];
         if ((v->device == ANY_DEVICE || v->device == device) && span_holds(&v->span, t) &&
-            fnmatch(v->metric, metric, 0) == 0)
+            (v->glob ? fnmatch(v->metric, metric, 0) : strcmp(v->metric, metric)) == 0)
             return v->rate ? v->value * seconds : v->value;
     }
     return 0;
