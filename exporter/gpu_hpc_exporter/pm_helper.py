@@ -90,7 +90,10 @@ class _Helper:
         try:
             cuda = Cuda()
             cupti, version = self._load(cuda)
+            self._send(Alive("start CUDA"))
+            cuda.initialize()
             cupti.call(api.ProfilerInitialize())
+            self._send(Ready(cupti.path[:400], f"{version[0]}.{version[1]}"))
         except LibraryUnusableError as error:
             self._send(Unusable("unsupported", str(error)[:400]))
         except CuptiError as error:
@@ -113,7 +116,6 @@ class _Helper:
             raise LibraryUnusableError(
                 f"{path} is CUPTI {version[0]}.{version[1]}: expected 12.6 to the driver's {driver[0]}.{driver[1]}"
             )
-        self._send(Ready(path[:400], f"{version[0]}.{version[1]}"))
         return cupti, version
 
     def _open_all(self, cuda: Cuda, cupti: Cupti, version: Version) -> Sequence[GpuSampling]:

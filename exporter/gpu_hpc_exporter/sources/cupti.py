@@ -8,6 +8,7 @@ fields exist. A test compiles NVIDIA's own headers and compares every size and o
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -291,6 +292,7 @@ class Cupti:
             version = self._library.cuptiGetVersion
         except (OSError, AttributeError) as error:
             raise LibraryUnusableError(f"{path} is no CUPTI with PM sampling (12.6 or later): {error}") from error
+        self.path = path
         number = c_uint32()
         version(ctypes.byref(number))
         self.version = number.value
@@ -323,24 +325,59 @@ def _load_companions(folder: Path | None) -> None:
                 ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
                 raise LibraryUnusableError(f"{file} cannot be loaded: {error}") from error
+            give_back_zero_pages(file)
+
+
+def give_back_zero_pages(library: Path) -> None:
+    """Return to the system what a library just loaded has zeroed for nothing.
+
+    The start-up code of libnvperf_host and libnvperf_target (12.9 to 13.1) writes 100 MB of static tables each,
+    of which two thirds are zeros (measured). A private page of zeros that is given back reads as zeros again.
+    Call it before anything else runs in the process: what another thread writes meanwhile would be lost.
+    """
+    libc = ctypes.CDLL(None)
+    zero = bytes(mmap.PAGESIZE)
+    for begin, end in _zeroed_regions(library):
+        run = 0
+        for offset in range(0, end - begin + 1, mmap.PAGESIZE):
+            if offset < end - begin and ctypes.string_at(begin + offset, mmap.PAGESIZE) == zero:
+                run += mmap.PAGESIZE
+            elif run:
+                libc.madvise(c_void_p(begin + offset - run), c_size_t(run), mmap.MADV_DONTNEED)
+                run = 0
+
+
+def _zeroed_regions(library: Path) -> Iterator[tuple[int, int]]:
+    """Where a loaded library's zero-initialised data lies: the anonymous mapping behind its last one."""
+    last_end = None
+    for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+        place, mode, _, _, inode, *name = line.split(maxsplit=5)
+        begin, end = (int(bound, 16) for bound in place.split("-"))
+        if name and Path(name[0]) == library.resolve():
+            last_end = end
+        elif inode == "0" and begin == last_end and mode.startswith("rw"):
+            yield begin, end
 
 
 class Cuda:
-    """The driver's libcuda, initialised: which devices this process sees, by UUID. No context is made."""
+    """The driver's libcuda: its version, and which devices this process sees, by UUID. No context is made."""
 
     def __init__(self) -> None:
-        """Raises LibraryUnusableError without the library, CuptiError where it does not start."""
+        """Raises LibraryUnusableError without the library."""
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise LibraryUnusableError(
                 f"libcuda.so.1 is not there: the driver's compute part is missing ({error})"
             ) from error
+
+    def initialize(self) -> None:
+        """Open the driver. Raises CuptiError where it does not start."""
         self._check("cuInit", self._library.cuInit(0))
 
     @property
     def version(self) -> int:
-        """Highest CUDA version that the driver runs: 1000 x major + 10 x minor."""
+        """Highest CUDA version that the driver runs: 1000 x major + 10 x minor; known before `initialize`."""
         number = c_int()
         self._check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
         return number.value
