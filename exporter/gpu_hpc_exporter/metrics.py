@@ -12,6 +12,11 @@ from gpu_hpc_exporter.exposition import Spec
 G: Final = ("gpu", "uuid")
 
 _WINDOWED = "Mean over the gauge window (gauge_window_seconds, default 15); absent when windows stop."
+_PM = 'Only from PM sampling: divide by gpu_hpc_source_observed_seconds_total{source="pm_sampling"}.'
+_L2_MISS = (
+    "Share of the requested L2 sectors that went to DRAM (0-1), over the gauge window (gauge_window_seconds, default "
+    "15); absent without PM sampling and while L2 moves less than 5 percent of the DRAM peak."
+)
 _SAMPLED = "NVML reading, taken once a second."
 _SELDOM = "NVML reading, taken every 15 seconds."
 _RARELY = (
@@ -29,9 +34,10 @@ OBSERVED_SECONDS = Spec(
 SOURCE_OBSERVED_SECONDS = Spec(
     "gpu_hpc_source_observed_seconds_total",
     "counter",
-    "Time that this source's windows cover; the denominator of series that only it serves.",
+    "Time that this source's windows cover; the denominator of series that only it serves (DRAM bytes and L2: "
+    "pm_sampling).",
     (*G, "source"),
-    "source: gpm",
+    "source: gpm, pm_sampling",
 )
 SM_ACTIVE_SECONDS = Spec(
     "gpu_hpc_sm_active_seconds_total",
@@ -45,9 +51,10 @@ SM_OCCUPANCY_SECONDS = Spec(
 PIPE_ACTIVE_SECONDS = Spec(
     "gpu_hpc_pipe_active_seconds_total",
     "counter",
-    "Integral over time of the share of cycles in which this SM pipe was active.",
+    "Integral over time of the share of cycles in which this SM pipe was active. Turing has one, shared, for tensor, "
+    "FP64 and FP16.",
     (*G, "pipe"),
-    "pipe: tensor, fp64, fp32, fp16, int",
+    "pipe: tensor, fp64, fp32, fp16, int, shared",
 )
 ENGINE_ACTIVE_SECONDS = Spec(
     "gpu_hpc_engine_active_seconds_total",
@@ -60,6 +67,26 @@ DRAM_ACTIVE_SECONDS = Spec(
     "gpu_hpc_dram_active_seconds_total",
     "counter",
     "Integral over time of the DRAM bandwidth's used share of its peak.",
+    G,
+)
+DRAM_READ_BYTES = Spec("gpu_hpc_dram_read_bytes_total", "counter", f"Bytes read from DRAM. {_PM}", G)
+DRAM_WRITTEN_BYTES = Spec("gpu_hpc_dram_written_bytes_total", "counter", f"Bytes written to DRAM. {_PM}", G)
+L2_SECTORS = Spec(
+    "gpu_hpc_l2_sectors_total",
+    "counter",
+    f"Sectors of 32 bytes requested of L2; copies between the partitions of a split L2 are taken out. {_PM}",
+    G,
+)
+L2_MISSED_SECTORS = Spec(
+    "gpu_hpc_l2_missed_sectors_total",
+    "counter",
+    f"Requested L2 sectors that went to DRAM; gpu_hpc_metric_source_info tells how they are known. {_PM}",
+    G,
+)
+L2_ACTIVE_SECONDS = Spec(
+    "gpu_hpc_l2_active_seconds_total",
+    "counter",
+    f"Integral over time of the L2 bandwidth's used share of its peak. {_PM}",
     G,
 )
 PCIE_HOST_TO_GPU_BYTES = Spec(
@@ -153,12 +180,23 @@ DRAM_UTILIZATION_SEED = Spec(
     (*G, "job"),
     'job: "" in this version',
 )
+L2_MISS_RATIO = Spec("gpu_hpc_l2_cache_miss_ratio", "gauge", _L2_MISS, G)
 L2_MISS_SEED = Spec(
     "gpu_hpc_l2_cache_miss_rate",
     "gauge",
-    f"Share of the requested L2 sectors that went to DRAM (0-1). {_WINDOWED}",
+    "The same as gpu_hpc_l2_cache_miss_ratio (0-1), with the job. " + _L2_MISS,
     (*G, "job"),
-    needs="CUPTI PM sampling, which this version does not have: the series is absent",
+    'job: "" in this version',
+)
+METRIC_SOURCE_INFO = Spec(
+    "gpu_hpc_metric_source_info",
+    "gauge",
+    "1 for what serves a metric now that several sources or definitions can serve; gauges and a link's other "
+    "direction have the source of the counter that is named. driver_ratio: as the driver gives it; bytes_over_peak: "
+    "bytes moved over the peak; dram_sectors: sectors that DRAM moved over requested ones, at most 1; hit_rate: 1 less "
+    "the hit rate that the chip counts.",
+    (*G, "metric", "source", "definition"),
+    'source: gpm, pm_sampling; definition: "", driver_ratio, bytes_over_peak, dram_sectors, hit_rate',
 )
 LAUNCH_LATENCY_SEED = Spec(
     "gpu_hpc_kernel_launch_latency_ms",
@@ -319,7 +357,15 @@ SOURCE_STATE = Spec(
     "gauge",
     "1 for the state that this source is in, 0 for the others; gpu and uuid are empty for the host's.",
     (*G, "source", "state"),
-    "source: gpm, nvml, kmsg, replay; state: active, paused, busy, no_permission, unsupported, stale, failed, lost",
+    "source: gpm, pm_sampling, nvml, kmsg, replay; state: active, paused, busy, no_permission, unsupported, stale, "
+    "failed, lost",
+)
+SOURCE_REQUIRED = Spec(
+    "gpu_hpc_source_required",
+    "gauge",
+    "1 where the configuration requires this source (pm_sampling.mode: required), 0 where it may be missing.",
+    ("source",),
+    "source: gpm, pm_sampling, nvml, kmsg, replay",
 )
 SOURCE_STATE_INFO = Spec(
     "gpu_hpc_source_state_info",
@@ -328,14 +374,18 @@ SOURCE_STATE_INFO = Spec(
     (*G, "source", "state", "reason"),
 )
 WINDOW_SECONDS = Spec(
-    "gpu_hpc_window_seconds", "gauge", "Length of the sampling windows in force.", (*G, "source"), "source: gpm"
+    "gpu_hpc_window_seconds",
+    "gauge",
+    "Length of the sampling windows in force.",
+    (*G, "source"),
+    "source: gpm, pm_sampling",
 )
 WINDOWS = Spec(
     "gpu_hpc_windows_total",
     "counter",
     "Sampling windows. late: counted, longer than 1.5 intervals. lost: due and not taken. rejected: impossible values.",
     (*G, "source", "result"),
-    "result: valid, late, lost, rejected",
+    "source: gpm, pm_sampling; result: valid, late, lost, rejected",
 )
 LAST_WINDOW = Spec(
     "gpu_hpc_last_window_timestamp_seconds", "gauge", "Unix time at which the newest window ended.", (*G, "source")
@@ -355,6 +405,19 @@ DRIVER_CALL_HUNG = Spec(
     "gauge",
     "For how long this driver call has not returned; the GPU's other series are withdrawn meanwhile.",
     (*G, "call"),
+)
+HELPER_RESTARTS = Spec(
+    "gpu_hpc_helper_restarts_total",
+    "counter",
+    "How often PM sampling's helper process ended unasked and was restarted.",
+)
+PM_SAMPLING_INCIDENTS = Spec(
+    "gpu_hpc_pm_sampling_incidents_total",
+    "counter",
+    "What PM sampling had to cope with. overflow: the hardware buffer was full, windows are lost. set_reduced: "
+    "counters that did not deliver were left out. rate_halved: windows were made twice as long.",
+    (*G, "incident"),
+    "incident: overflow, set_reduced, rate_halved",
 )
 CONFIG_RELOAD_SUCCESS = Spec(
     "gpu_hpc_config_reload_success", "gauge", "1 when the configuration in force is the newest one that was asked for."
@@ -393,6 +456,11 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         PIPE_ACTIVE_SECONDS,
         ENGINE_ACTIVE_SECONDS,
         DRAM_ACTIVE_SECONDS,
+        DRAM_READ_BYTES,
+        DRAM_WRITTEN_BYTES,
+        L2_SECTORS,
+        L2_MISSED_SECTORS,
+        L2_ACTIVE_SECONDS,
         PCIE_HOST_TO_GPU_BYTES,
         PCIE_GPU_TO_HOST_BYTES,
         NVLINK_RECEIVED_BYTES,
@@ -409,10 +477,12 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         SM_ACTIVE,
         SM_OCCUPANCY,
         DRAM_UTILIZATION,
+        L2_MISS_RATIO,
         SM_UTILIZATION_SEED,
         DRAM_UTILIZATION_SEED,
         L2_MISS_SEED,
         LAUNCH_LATENCY_SEED,
+        METRIC_SOURCE_INFO,
     ),
     "Device readings": (
         GPU_INFO,
@@ -451,6 +521,7 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         GPUS,
         GPU_LOST,
         SOURCE_STATE,
+        SOURCE_REQUIRED,
         SOURCE_STATE_INFO,
         WINDOW_SECONDS,
         WINDOWS,
@@ -458,6 +529,8 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         REJECTED_READINGS,
         DRIVER_ERRORS,
         DRIVER_CALL_HUNG,
+        HELPER_RESTARTS,
+        PM_SAMPLING_INCIDENTS,
         CONFIG_RELOAD_SUCCESS,
         CONFIG_RELOAD_TIMESTAMP,
         SERIES_LIMIT,

@@ -14,17 +14,20 @@ from exporter_process import parse
 from gpu_hpc_exporter.collectors import COLLECTORS, Collector
 from gpu_hpc_exporter.exposition import TEXT, Family, Spec, encode
 from gpu_hpc_exporter.model import (
+    COUNT_QUANTITIES,
     QUANTITIES,
     READINGS,
     Gpu,
     IntervalInForce,
     Link,
+    Quantity,
     ReadingRejected,
     SourceName,
     StateChange,
     XidError,
 )
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.totals import WINDOW_SOURCES
 from gpu_hpc_exporter.scrape import ExpositionSettings, Rendered, Scrape, parse_deadline
 from unit.objects import G0, M1, NS, inventory, readings, running_fleet, window
 
@@ -145,19 +148,32 @@ def served(fleet: Fleet) -> int:
     return sum(not line.startswith("#") for line in asyncio.run(body()).decode().splitlines())
 
 
+TURING = {"pipe_shared"}
+"""In place of three other pipes."""
+PM_ONLY = {"dram_read_bytes", "dram_written_bytes", "l2_sectors", "l2_missed_sectors", "l2_active"}
+"""What GPM, the only source of a MIG instance, does not have."""
+
+
 def fill(fleet: Fleet, gpu: Gpu) -> None:
-    """Everything that a GPU can show: each reading, each quantity, each state, many Xids."""
-    fleet.put(IntervalInForce(NS, gpu.uuid, "gpm", NS // 10))
+    """Everything that a GPU can show: each reading, each quantity from either source, each state, many Xids."""
+    sources: tuple[SourceName, ...] = ("nvml", "gpm") if gpu.parent_uuid else ("nvml", "gpm", "pm_sampling")
+    amounts: dict[str, float] = dict.fromkeys(COUNT_QUANTITIES, 100)
     for second in (9, 10):
         fleet.put(readings(second, dict.fromkeys(READINGS, 0.5), gpu.uuid))
-        fleet.put(window(second, dict.fromkeys(QUANTITIES, 0.5), uuid=gpu.uuid))
-    sources: tuple[SourceName, ...] = ("nvml", "gpm")
+        for window_source in WINDOW_SOURCES:
+            if window_source in sources:
+                fleet.put(IntervalInForce(NS, gpu.uuid, window_source, NS // 10, "dram_sectors"))
+                # Pipes that both sources serve have two rows in gpu_hpc_metric_source_info.
+                missing = TURING | ({"pipe_int"} if window_source == "pm_sampling" else PM_ONLY)
+                values: dict[Quantity, float] = {q: amounts.get(q, 0.5) for q in QUANTITIES if q not in missing}
+                fleet.put(replace(window(second, values, uuid=gpu.uuid), source=window_source))
     for source in sources:
         fleet.put(StateChange(NS, source, gpu.uuid, "failed", "why"))
     for xid in range(20):
         fleet.put(XidError(NS, xid, "nvml", uuid=gpu.uuid))
-    for reading in QUANTITIES:
-        fleet.put(ReadingRejected(NS, gpu.uuid, reading, "above_range"))
+    for quantity in QUANTITIES:
+        if quantity not in TURING and (quantity not in PM_ONLY or not gpu.parent_uuid):
+            fleet.put(ReadingRejected(NS, gpu.uuid, quantity, "above_range"))
 
 
 def test_the_series_budget_holds_in_the_worst_case() -> None:
@@ -166,7 +182,6 @@ def test_the_series_budget_holds_in_the_worst_case() -> None:
     gpus = [replace(G0, uuid=f"GPU-{n}", index=n, pci_bus_id=f"00000000:{n:02x}:00.0", links=links) for n in range(8)]
     fleet = running_fleet(*gpus)
     for gpu in gpus:
-        fleet.put(IntervalInForce(NS, gpu.uuid, "gpm", NS // 10))
         fill(fleet, gpu)
     whole = served(fleet)
     assert whole <= 2500

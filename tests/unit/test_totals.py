@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass
 from gpu_hpc_exporter.diagnosis.intensity import Unit
-from gpu_hpc_exporter.model import CLOCK_EVENT_PREFIX, READINGS, SLOWDOWN_READINGS, Quantity, Reading, WindowsRejected
-from gpu_hpc_exporter.samplers.totals import HISTOGRAM_BOUNDS, NANO, GpuTotals
+from gpu_hpc_exporter.model import (
+    CLOCK_EVENT_PREFIX,
+    READINGS,
+    SLOWDOWN_READINGS,
+    IntervalInForce,
+    Quantity,
+    Reading,
+    WindowsRejected,
+)
+from gpu_hpc_exporter.samplers.ledger import HISTOGRAM_BOUNDS, NANO
+from gpu_hpc_exporter.samplers.totals import GpuTotals
 from unit.objects import G0, GAUGE_WINDOW_NS, NS, readings, window
 
 BUSY: dict[Quantity, float] = {"sm_active": 0.96, "pipe_tensor": 0.93, "dram_active": 0.17}
@@ -131,7 +140,7 @@ def test_gauges_vanish_when_windows_stop_and_come_back(interval_s: float | None,
     """Gauges go after max(2 windows, 5 s), counters stay, and what comes back knows only the new windows."""
     totals = new_totals()
     if interval_s is not None:
-        totals.add_interval("gpm", at(interval_s))
+        totals.add_interval(IntervalInForce(0, G0.uuid, "gpm", at(interval_s)))
     totals.add_window(window(10, BUSY))
     assert totals.snapshot(at(10 + limit_s)).gauges == pytest.approx(BUSY)
     gone = totals.snapshot(at(10 + limit_s) + 1)
@@ -223,7 +232,7 @@ def test_windows_that_never_came_are_lost(interval_s: float | None, gap_s: float
     """Where a window begins later than the last one ended, those that were due between are counted."""
     totals = new_totals()
     if interval_s is not None:
-        totals.add_interval("gpm", at(interval_s))
+        totals.add_interval(IntervalInForce(0, G0.uuid, "gpm", at(interval_s)))
     totals.add_window(window(10, BUSY, 0.2))
     totals.add_window(window(10.2 + gap_s, BUSY, 0.2))
     assert totals.snapshot(at(20)).windows.get(("gpm", "lost"), 0) == lost
@@ -233,7 +242,7 @@ def test_windows_that_never_came_are_lost(interval_s: float | None, gap_s: float
 def test_rejected_windows_leave_no_gap(rejected_until: float, lost: int) -> None:
     """Time that rejected windows cover is not lost as well; what is missing after them is."""
     totals = new_totals()
-    totals.add_interval("gpm", at(0.1))
+    totals.add_interval(IntervalInForce(0, G0.uuid, "gpm", at(0.1)))
     totals.add_window(window(10, BUSY, 0.1))
     totals.add_window_rejected(WindowsRejected(at(rejected_until), G0.uuid, "gpm", 5))
     totals.add_window(window(10.6, BUSY, 0.1))
@@ -244,10 +253,10 @@ def test_rejected_windows_leave_no_gap(rejected_until: float, lost: int) -> None
 def test_a_broken_chain_has_no_gap() -> None:
     """After a pause the first window follows nothing; the gaps after it count again."""
     totals = new_totals()
-    totals.add_interval("gpm", at(1))
-    totals.break_chain("gpm")  # also before there is one
+    totals.add_interval(IntervalInForce(0, G0.uuid, "gpm", at(1)))
+    totals.interrupt("gpm")  # also before there is one
     totals.add_window(window(10, BUSY))
-    totals.break_chain("gpm")
+    totals.interrupt("gpm")
     totals.add_window(window(100, BUSY))
     assert ("gpm", "lost") not in totals.snapshot(at(100)).windows
     totals.add_window(window(104, BUSY))

@@ -8,7 +8,7 @@ from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.model import NS
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
-from gpu_hpc_exporter.samplers.totals import HISTOGRAM_BOUNDS, NANO
+from gpu_hpc_exporter.samplers.ledger import HISTOGRAM_BOUNDS, NANO
 
 
 class BottleneckCollector:

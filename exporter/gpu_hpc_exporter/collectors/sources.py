@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Family
-from gpu_hpc_exporter.model import NS, STATES
+from gpu_hpc_exporter.model import NS, STATES, Incident
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot
+
+_GPU_INCIDENTS: Final[tuple[Incident, ...]] = ("overflow", "set_reduced", "rate_halved")
 
 
 class SourcesCollector:
@@ -20,6 +23,7 @@ class SourcesCollector:
         yield from self._health(snapshot)
         yield from self._states(snapshot)
         yield from self._windows(snapshot)
+        yield from self._incidents(snapshot)
         errors = metrics.DRIVER_ERRORS.family()
         for code, count in snapshot.driver_errors.items():
             errors.add(count, code)
@@ -48,8 +52,10 @@ class SourcesCollector:
                 states.add(1 if state == current.state else 0, *labels, state)
             if current.state != "active":
                 reasons.add(1, *labels, current.state, current.reason)
-        yield states
-        yield reasons
+        required = metrics.SOURCE_REQUIRED.family()
+        for source in sorted({current.source for current in snapshot.states} | snapshot.required):
+            required.add(1 if source in snapshot.required else 0, source)
+        yield from (states, reasons, required)
 
     @staticmethod
     def _windows(snapshot: FleetSnapshot) -> Iterator[Family]:
@@ -68,3 +74,19 @@ class SourcesCollector:
             for (reading, reason), count in totals.rejected.items():
                 rejected.add(count, *gpu, reading, reason)
         yield from (interval, windows, last, rejected)
+
+    @staticmethod
+    def _incidents(snapshot: FleetSnapshot) -> Iterator[Family]:
+        """Zeros exist from the beginning: a counter that is born at 1 never increases."""
+        if any(current.source == "pm_sampling" for current in snapshot.states):
+            restarts = metrics.HELPER_RESTARTS.family()
+            restarts.add(snapshot.helper_restarts)
+            yield restarts
+        incidents = metrics.PM_SAMPLING_INCIDENTS.family()
+        for totals in snapshot.gpus:
+            if totals.incidents or "pm_sampling" in totals.intervals_ns:
+                for incident in _GPU_INCIDENTS:
+                    labels = (snapshot.label(totals.gpu.uuid), totals.gpu.uuid, incident)
+                    incidents.add(totals.incidents.get(incident, 0), *labels)
+        if incidents.samples:
+            yield incidents

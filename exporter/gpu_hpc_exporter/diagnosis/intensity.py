@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from gpu_hpc_exporter.diagnosis import thresholds as th
 from gpu_hpc_exporter.model import L2_SECTOR_BYTES, NS, Link, Quantity
@@ -23,7 +23,7 @@ class Peaks:
     c2c: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would treble what making one costs, and every window makes one
 class Shares:
     """Share of each unit's nominal peak in one window (0-1).
 
@@ -42,75 +42,89 @@ class Shares:
     l2_to_dram: float | None = None
 
 
-_LINK_QUANTITIES: dict[Link, tuple[Quantity, Quantity]] = {
-    "pcie": ("pcie_host_to_gpu_bytes", "pcie_gpu_to_host_bytes"),
-    "c2c": ("c2c_host_to_gpu_bytes", "c2c_gpu_to_host_bytes"),
-    "nvlink": ("nvlink_received_bytes", "nvlink_transmitted_bytes"),
-}
+_PIPES: Final[tuple[Quantity, ...]] = (
+    "pipe_tensor",
+    "pipe_fp64",
+    "pipe_fp32",
+    "pipe_fp16",
+    "pipe_int",
+    "pipe_shared",
+)
+_MEDIA: Final[tuple[Quantity, ...]] = ("engine_decode", "engine_encode", "engine_jpeg")
 
 
 def shares(values: Mapping[Quantity, float], duration_ns: int, peaks: Peaks, links: tuple[Link, ...]) -> Shares:
     """Shares of one window of `duration_ns` on a GPU that has `links`."""
-    pipes = (
-        values.get("pipe_tensor"),
-        values.get("pipe_fp64"),
-        values.get("pipe_fp32"),
-        values.get("pipe_fp16"),
-        values.get("pipe_int"),
-    )
-    engines = (values.get("engine_decode"), values.get("engine_encode"), values.get("engine_jpeg"))
+    get = values.get
     seconds = duration_ns / NS
-    link_peaks: dict[Link, float | None] = {"pcie": peaks.pcie, "c2c": peaks.c2c, "nvlink": peaks.nvlink}
-    used = {
-        link: _link_share(values, link, seconds, peak) if link in links else 0.0 for link, peak in link_peaks.items()
-    }
-    return Shares(
-        sm_active=values.get("sm_active"),
-        sm=_busiest(pipes),
-        dram=values.get("dram_active"),
+    host: float | None = 0.0
+    nvlink: float | None = 0.0
+    if "pcie" in links:
+        host = _link_share(get("pcie_host_to_gpu_bytes"), get("pcie_gpu_to_host_bytes"), seconds, peaks.pcie)
+    if "c2c" in links:
         # Where a C2C link carries host traffic (Grace), the busier of the two; both must be measured.
-        host=None if used["pcie"] is None or used["c2c"] is None else max(used["pcie"], used["c2c"]),
-        nvlink=used["nvlink"],
-        media=_busiest(engines) or 0.0,
-        l2=values.get("l2_active"),
-        l2_to_dram=_l2_to_dram(values, seconds, peaks.dram),
+        c2c = _link_share(get("c2c_host_to_gpu_bytes"), get("c2c_gpu_to_host_bytes"), seconds, peaks.c2c)
+        host = None if host is None or c2c is None else max(host, c2c)
+    if "nvlink" in links:
+        nvlink = _link_share(get("nvlink_received_bytes"), get("nvlink_transmitted_bytes"), seconds, peaks.nvlink)
+    return Shares(
+        get("sm_active"),
+        _busiest(values, _PIPES),
+        get("dram_active"),
+        host,
+        nvlink,
+        _busiest(values, _MEDIA) or 0.0,
+        get("l2_active"),
+        l2_miss_share(get("l2_sectors"), get("l2_missed_sectors"), seconds, peaks.dram),
     )
 
 
 def intensities(share: Shares, links: tuple[Link, ...]) -> dict[Unit, float]:
     """Intensity per unit, 0-1; units that were not measured, or that the GPU lacks, have no key."""
-    has_host_link = "pcie" in links or "c2c" in links
-    scaled: dict[Unit, float | None] = {
-        "sm": share.sm,
-        "l2": share.l2_to_dram,
-        "dram": _of_reachable(share.dram, th.DRAM_REACHABLE),
-        "pcie": _of_reachable(share.host, th.LINK_REACHABLE) if has_host_link else None,
-        "nvlink": _of_reachable(share.nvlink, th.LINK_REACHABLE) if "nvlink" in links else None,
-    }
-    return {unit: value for unit, value in scaled.items() if value is not None}
+    found: dict[Unit, float] = {}
+    if share.sm is not None:
+        found["sm"] = share.sm
+    if share.l2_to_dram is not None:
+        found["l2"] = share.l2_to_dram
+    if share.dram is not None:
+        found["dram"] = min(1.0, share.dram / th.DRAM_REACHABLE)
+    if share.host is not None and ("pcie" in links or "c2c" in links):
+        found["pcie"] = min(1.0, share.host / th.LINK_REACHABLE)
+    if share.nvlink is not None and "nvlink" in links:
+        found["nvlink"] = min(1.0, share.nvlink / th.LINK_REACHABLE)
+    return found
 
 
-def _of_reachable(share: float | None, reachable: float) -> float | None:
-    return None if share is None else min(1.0, share / reachable)
-
-
-def _busiest(values: tuple[float | None, ...]) -> float | None:
-    measured = [value for value in values if value is not None]
-    return max(measured) if measured else None
-
-
-def _link_share(values: Mapping[Quantity, float], link: Link, seconds: float, peak: float | None) -> float | None:
-    """Share of the busier direction; may exceed 1 by the protocol's overhead, which is not a fault."""
-    one_way, other_way = (values.get(quantity) for quantity in _LINK_QUANTITIES[link])
-    if not peak or one_way is None or other_way is None:
+def dram_share(values: Mapping[Quantity, float], duration_ns: int, peak: float | None) -> float | None:
+    """Share of the DRAM peak that the bytes read and written in `duration_ns` are, None without bytes or peak."""
+    read, written = values.get("dram_read_bytes"), values.get("dram_written_bytes")
+    if read is None or written is None or not peak:
         return None
-    return max(one_way, other_way) / (seconds * peak)
+    return min(1.0, (read + written) * NS / (peak * duration_ns))
 
 
-def _l2_to_dram(values: Mapping[Quantity, float], seconds: float, dram_peak: float | None) -> float | None:
-    requested, missed = values.get("l2_sectors"), values.get("l2_missed_sectors")
+def l2_miss_share(
+    requested: float | None, missed: float | None, seconds: float, dram_peak: float | None
+) -> float | None:
+    """Share of the requested L2 sectors that went to DRAM, None while L2 moves too little for it to say anything."""
     if requested is None or missed is None or not dram_peak:
         return None
     if requested * L2_SECTOR_BYTES < th.L2_MIN_TRAFFIC * dram_peak * seconds:
         return None
     return min(1.0, missed / requested)
+
+
+def _busiest(values: Mapping[Quantity, float], quantities: tuple[Quantity, ...]) -> float | None:
+    busiest: float | None = None
+    for quantity in quantities:
+        value = values.get(quantity)
+        if value is not None and (busiest is None or value > busiest):
+            busiest = value
+    return busiest
+
+
+def _link_share(one_way: float | None, other_way: float | None, seconds: float, peak: float | None) -> float | None:
+    """Share of the busier direction; may exceed 1 by the protocol's overhead, which is not a fault."""
+    if not peak or one_way is None or other_way is None:
+        return None
+    return max(one_way, other_way) / (seconds * peak)

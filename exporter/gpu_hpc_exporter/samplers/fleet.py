@@ -18,6 +18,7 @@ from gpu_hpc_exporter.model import (
     Inventory,
     ReadingRejected,
     Readings,
+    SamplingIncident,
     SourceName,
     State,
     StateChange,
@@ -25,7 +26,7 @@ from gpu_hpc_exporter.model import (
     WindowsRejected,
     XidError,
 )
-from gpu_hpc_exporter.samplers.totals import GpuSnapshot, GpuTotals
+from gpu_hpc_exporter.samplers.totals import WINDOW_SOURCES, GpuSnapshot, GpuTotals
 from gpu_hpc_exporter.samplers.watch import LIBRARY_CALLS, HungCall
 
 FELL_OFF_XID: Final = 79
@@ -54,7 +55,8 @@ class FleetSnapshot:
     `gpus` holds the GPUs of the newest inventory that can be read now: neither lost nor behind a hung call.
     `known` are all physical GPUs and MIG instances that are there or should be, `lost` those of them that
     were there and are not. `xids` holds, per physical GPU and Xid, the count and the newest one's Unix time in
-    ns. `labels` maps every UUID ever seen to its `gpu` label.
+    ns. `labels` maps every UUID ever seen to its `gpu` label. `required` are the sources that the configuration
+    asks for, `helper_restarts` counts how often PM sampling's helper process ended unasked.
     """
 
     now_ns: int
@@ -69,6 +71,8 @@ class FleetSnapshot:
     driver_errors: Mapping[str, int]
     hung: tuple[HungCall, ...]
     xids: Mapping[str, Mapping[int, tuple[int, int]]]
+    required: frozenset[SourceName]
+    helper_restarts: int
 
     def host_state(self, source: SourceName) -> SourceState | None:
         """State of a source for the host as a whole."""
@@ -111,11 +115,13 @@ class Fleet:
         gauge_window_ns: int,
         expected_gpus: int | None = None,
         hung_calls: Callable[[int], tuple[HungCall, ...]] = lambda _: (),
+        required: frozenset[SourceName] = frozenset(),
     ) -> None:
         self._clock = clock
         self._gauge_window_ns = gauge_window_ns
         self._expected_gpus = expected_gpus
         self._hung_calls = hung_calls
+        self._required = required
         self._lock = threading.Lock()
         self._totals: dict[str, GpuTotals] = {}
         self._visible: tuple[str, ...] = ()
@@ -125,10 +131,14 @@ class Fleet:
         self._states: dict[tuple[SourceName, str], SourceState] = {}
         self._fell_off: dict[str, int] = {}
         self._driver_errors: dict[str, int] = {}
+        self._helper_restarts = 0
 
-    def configure(self, gauge_window_ns: int, expected_gpus: int | None) -> None:
+    def configure(
+        self, gauge_window_ns: int, expected_gpus: int | None, required: frozenset[SourceName] = frozenset()
+    ) -> None:
         """Take over new settings; totals stay."""
         with self._lock:
+            self._required = required
             self._gauge_window_ns = gauge_window_ns
             self._expected_gpus = expected_gpus
             for totals in self._totals.values():
@@ -160,10 +170,18 @@ class Fleet:
                 driver_errors=self._driver_errors.copy(),
                 hung=hung,
                 xids={uuid: self._totals[uuid].xids() for uuid in physical},
+                required=self._required,
+                helper_restarts=self._helper_restarts,
             )
 
     def _fold(self, event: Event) -> None:
         match event:
+            case Window() | WindowsRejected() | ReadingRejected() | Readings() | IntervalInForce():
+                totals = self._totals.get(event.uuid)
+                if totals is not None:
+                    self._fold_into(totals, event)
+            case SamplingIncident():
+                self._take_incident(event)
             case Inventory():
                 self._take_inventory(event)
             case StateChange():
@@ -174,10 +192,6 @@ class Fleet:
                 self._take_xid(event)
             case GpuFellOff():
                 self._take_fell_off(self._uuid_at(event.pci_bus_id), event.time_ns)
-            case Window() | WindowsRejected() | ReadingRejected() | Readings() | IntervalInForce():
-                totals = self._totals.get(event.uuid)
-                if totals is not None:
-                    self._fold_into(totals, event)
             case _:
                 assert_never(event)
 
@@ -196,7 +210,7 @@ class Fleet:
                 if event.time_ns - self._fell_off.get(event.uuid, event.time_ns) > _FELL_OFF_DOUBT_NS:
                     del self._fell_off[event.uuid]
             case IntervalInForce():
-                totals.add_interval(event.source, event.interval_ns)
+                totals.add_interval(event)
 
     def _take_inventory(self, inventory: Inventory) -> None:
         self._driver = inventory.driver
@@ -217,7 +231,7 @@ class Fleet:
             if uuid not in instances:
                 self._lose(uuid, inventory.time_ns, "the driver no longer lists it")
         for uuid in instances:
-            self._totals[uuid].break_chain("gpm")
+            self._interrupt(uuid)
         self._states = {key: state for key, state in self._states.items() if key[1] not in instances}
         for uuid in instances[: max(0, len(instances) - MAX_GONE_INSTANCES)]:
             del self._totals[uuid]
@@ -229,8 +243,14 @@ class Fleet:
             return
         state = SourceState(change.source, change.uuid, change.state, change.reason, change.time_ns)
         self._states[change.source, change.uuid] = state
-        if change.uuid and change.source == "gpm" and change.state in ("paused", "busy", "lost"):
-            self._totals[change.uuid].break_chain(change.source)
+        if change.uuid and change.source in WINDOW_SOURCES:
+            self._totals[change.uuid].take_state(change.source, change.state)
+
+    def _take_incident(self, event: SamplingIncident) -> None:
+        if event.incident == "helper_restarted":
+            self._helper_restarts += 1
+        elif event.uuid in self._totals:
+            self._totals[event.uuid].add_incident(event.incident)
 
     def _take_xid(self, error: XidError) -> None:
         uuid = error.uuid or self._uuid_at(error.pci_bus_id)
@@ -243,7 +263,7 @@ class Fleet:
     def _take_fell_off(self, uuid: str, time_ns: int) -> None:
         if uuid in self._totals:
             self._fell_off[uuid] = time_ns
-            self._totals[uuid].break_chain("gpm")
+            self._interrupt(uuid)
 
     def _uuid_at(self, pci_bus_id: str) -> str:
         """The physical GPU on a PCI device, "" if it is none of ours. Domains have four or eight digits."""
@@ -256,11 +276,16 @@ class Fleet:
         return next(matches, "")
 
     def _lose(self, uuid: str, time_ns: int, reason: str) -> None:
-        for source in ("nvml", "gpm"):
+        sources: tuple[SourceName, ...] = ("nvml", *WINDOW_SOURCES)
+        for source in sources:
             known = self._states.get((source, uuid))
             if known.state != "lost" if known else source == "nvml":
                 self._states[source, uuid] = SourceState(source, uuid, "lost", reason, time_ns)
-        self._totals[uuid].break_chain("gpm")
+        self._interrupt(uuid)
+
+    def _interrupt(self, uuid: str) -> None:
+        for source in WINDOW_SOURCES:
+            self._totals[uuid].interrupt(source)
 
     def _forget_loss(self, uuid: str) -> None:
         """A GPU that is listed again is judged by what its owner will say."""
@@ -283,7 +308,7 @@ class Fleet:
             return replace(state, state="failed", reason=f"the driver does not return from: {call}")
         if state.source == "nvml" and not totals.has_fresh_readings(now_ns):
             return replace(state, state="stale", reason="no reading arrived")
-        if state.source == "gpm" and totals.is_stale("gpm", state.since_ns, now_ns):
+        if state.source in WINDOW_SOURCES and totals.is_stale(state.source, state.since_ns, now_ns):
             return replace(state, state="stale", reason="no valid window arrived")
         return state
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import gzip
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self, get_args
 
 import msgspec
 
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.model import NS, DriverError, Event, Gpu, GpuFellOff, Inventory, Window
+from gpu_hpc_exporter.model import (
+    NS,
+    DriverError,
+    Event,
+    Gpu,
+    GpuFellOff,
+    Inventory,
+    Readings,
+    SourceName,
+    Window,
+)
 from gpu_hpc_exporter.sources.recording import FORMAT, MAX_TEXT, HeaderLine, Line, PhaseLine, encode_event
 
 
@@ -22,7 +34,7 @@ class Recorder:
     """A sink that writes `*.jsonl.gz`. Masks UUIDs and serial numbers, keeps models and versions.
 
     The file is written beside its name and renamed when whole, so a broken-off recording is never taken
-    for one.
+    for one. The header, which comes first, tells what was recorded: it is written last, as a gzip member of its own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,25 +44,34 @@ class Recorder:
         self._encoder = msgspec.json.Encoder()
         self._start_ns = time.monotonic_ns()
         self._masks: dict[str, str] = {}
-        self._has_header = False
+        self._first: Inventory | None = None
+        self._sources: set[SourceName] = set()
         self._marks: list[PhaseLine] = []
         self.windows = 0
         """Windows written so far."""
 
     def __enter__(self) -> Self:
-        # Neither name nor time: the same events give the same file.
-        self._raw = self._partial.open("wb")
-        self._file = gzip.GzipFile("", "wb", fileobj=self._raw, mtime=0)
+        self._body = tempfile.TemporaryFile(dir=self._path.parent)
+        self._file = _gzip(self._body)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with self._lock:
+        with self._lock, self._body:
             self._file.close()
-            self._raw.close()
-        if kind is None:
+            if kind is None:
+                self._finish()
+
+    def _finish(self) -> None:
+        self._body.seek(0)
+        try:
+            with self._partial.open("wb") as file:
+                with _gzip(file) as head:
+                    head.write(self._header())
+                shutil.copyfileobj(self._body, file)
             self._partial.replace(self._path)
-        else:
+        except BaseException:
             self._partial.unlink(missing_ok=True)
+            raise
 
     def put(self, event: Event) -> None:
         """Write one event; those before the first inventory have no GPU to belong to and are dropped."""
@@ -59,8 +80,8 @@ class Recorder:
                 return
             if isinstance(event, Inventory):
                 event = self._masked_inventory(event)
-                self._write_header(event)
-            elif not self._has_header:
+                self._begin(event)
+            elif self._first is None:
                 return
             line = encode_event(self._masked(event), self._start_ns)
             if line is not None:
@@ -70,7 +91,7 @@ class Recorder:
         """Write that a phase began at `time_ns` (CLOCK_MONOTONIC)."""
         with self._lock:
             self._marks.append(PhaseLine(max(0, time_ns - self._start_ns) / NS, name[:MAX_TEXT]))
-            if self._has_header:
+            if self._first is not None:
                 self._write_marks()
 
     def _write_marks(self) -> None:
@@ -81,6 +102,9 @@ class Recorder:
     def _masked(self, event: Event) -> Event:
         if isinstance(event, Window):
             self.windows += 1
+            self._sources.add(event.source)
+        elif isinstance(event, Readings):
+            self._sources.add("nvml")
         if isinstance(event, Inventory | DriverError | GpuFellOff) or not event.uuid:
             return event
         return replace(event, uuid=self._mask(event.uuid))
@@ -97,15 +121,29 @@ class Recorder:
         kind = "MIG" if uuid.startswith("MIG") else "GPU"
         return self._masks.setdefault(uuid, f"{kind}-00000000-0000-0000-0000-{len(self._masks):012d}")
 
-    def _write_header(self, inventory: Inventory) -> None:
-        if not self._has_header:
-            self._has_header = True
-            gpus = [gpu.uuid for gpu in inventory.gpus]
-            self._write(HeaderLine(FORMAT, __version__, inventory.driver, ["gpm", "nvml"], gpus))
+    def _begin(self, inventory: Inventory) -> None:
+        if self._first is None:
+            self._first = inventory
             self._write_marks()
 
+    def _header(self) -> bytes:
+        """The first line; nothing where no inventory came, for then nothing was recorded."""
+        if self._first is None:
+            return b""
+        sources = [source for source in get_args(SourceName) if source in self._sources]
+        gpus = [gpu.uuid for gpu in self._first.gpus]
+        return self._encoded(HeaderLine(FORMAT, __version__, self._first.driver, sources, gpus))
+
     def _write(self, line: Line) -> None:
-        self._file.write(self._encoder.encode(line) + b"\n")
+        self._file.write(self._encoded(line))
+
+    def _encoded(self, line: Line) -> bytes:
+        return self._encoder.encode(line) + b"\n"
+
+
+def _gzip(file: IO[bytes]) -> gzip.GzipFile:
+    """Neither name nor time within: the same events give the same file."""
+    return gzip.GzipFile("", "wb", fileobj=file, mtime=0)
 
 
 def read_marks(path: Path, seen: int) -> Iterator[tuple[int, str]]:

@@ -1,7 +1,7 @@
 """The recording format: `*.jsonl.gz`, one JSON object a line, `"type"` first, `t` in seconds from the start.
 
-Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected` and `state`. Values are in base
-units. A recording comes from somebody else's machine, so every line is checked against these types and
+Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected`, `state` and `incident`. Values are
+in base units. A recording comes from somebody else's machine, so every line is checked against these types and
 every problem names file and line.
 """
 
@@ -19,12 +19,15 @@ from gpu_hpc_exporter.model import (
     Event,
     Gpu,
     GpuFellOff,
+    Incident,
     IntervalInForce,
     Inventory,
+    L2Definition,
     Quantity,
     Reading,
     ReadingRejected,
     Readings,
+    SamplingIncident,
     SourceName,
     State,
     StateChange,
@@ -76,7 +79,7 @@ class ReadingLine(msgspec.Struct, tag="reading", tag_field="type", frozen=True, 
 
     t: Seconds
     gpu: Text
-    source: Literal["gpm", "nvml"]
+    source: WindowSource | Literal["nvml"]
     v: dict[Text, float]
     dt: Seconds = 0.0
     late: bool = False
@@ -101,7 +104,10 @@ class RejectedLine(msgspec.Struct, tag="rejected", tag_field="type", frozen=True
 
 
 class StateLine(msgspec.Struct, tag="state", tag_field="type", frozen=True, omit_defaults=True):
-    """A source changed state for one GPU, or for the host where `gpu` is ""."""
+    """A source changed state for one GPU, or for the host where `gpu` is "".
+
+    `interval` > 0: it is active with windows of so many seconds, and `l2` is what its missed L2 sectors are.
+    """
 
     t: Seconds
     source: SourceName
@@ -109,9 +115,20 @@ class StateLine(msgspec.Struct, tag="state", tag_field="type", frozen=True, omit
     gpu: Text = ""
     reason: Text = ""
     interval: Seconds = 0.0
+    l2: L2Definition = ""
 
 
-Line = HeaderLine | PhaseLine | InventoryLine | ReadingLine | WindowsRejectedLine | RejectedLine | StateLine
+class IncidentLine(msgspec.Struct, tag="incident", tag_field="type", frozen=True, omit_defaults=True):
+    """Something that PM sampling had to do on one GPU, or on the host where `gpu` is ""."""
+
+    t: Seconds
+    incident: Incident
+    gpu: Text = ""
+
+
+Line = (
+    HeaderLine | PhaseLine | InventoryLine | ReadingLine | WindowsRejectedLine | RejectedLine | StateLine | IncidentLine
+)
 
 
 def encode_event(event: Event, start_ns: int) -> Line | None:
@@ -130,8 +147,10 @@ def encode_event(event: Event, start_ns: int) -> Line | None:
             return RejectedLine(seconds, uuid, reading, reason)
         case StateChange(_, source_name, uuid, state, why):
             return StateLine(seconds, source_name, state, uuid, why[:MAX_TEXT])
-        case IntervalInForce(_, uuid, source, interval_ns):
-            return StateLine(seconds, source, "active", uuid, "", interval_ns / NS)
+        case IntervalInForce(_, uuid, source, interval_ns, l2):
+            return StateLine(seconds, source, "active", uuid, "", interval_ns / NS, l2)
+        case SamplingIncident(_, uuid, incident):
+            return IncidentLine(seconds, incident, uuid)
         case XidError() | GpuFellOff() | DriverError():
             return None
 
@@ -143,30 +162,36 @@ def _check(values: Mapping[T, float], problem_of: Callable[[T, float], str | Non
             raise msgspec.ValidationError(f"{name} = {value}: {problem}")
 
 
+def _decode_reading(line: ReadingLine, time_ns: int) -> Readings | Window:
+    if line.source == "nvml":
+        readings = msgspec.convert(line.v, dict[Reading, float])
+        _check(readings, problem_of_reading)
+        return Readings(line.gpu, time_ns, readings)
+    values = msgspec.convert(line.v, dict[Quantity, float])
+    _check(values, problem_of_quantity)
+    if not 0 < line.dt <= MAX_WINDOW_S:
+        raise msgspec.ValidationError(f"a window of {line.dt} s: expected more than 0, at most {MAX_WINDOW_S}")
+    return Window(line.gpu, line.source, time_ns, round(line.dt * NS), values, line.late)
+
+
 def decode_line(line: Line, start_ns: int) -> tuple[Event, ...]:
     """The events of a line, () for header and phases. Raises msgspec.ValidationError for unknown names."""
     if isinstance(line, HeaderLine | PhaseLine):
         return ()
     time_ns = start_ns + round(line.t * NS)
     match line:
-        case ReadingLine(source="nvml"):
-            readings = msgspec.convert(line.v, dict[Reading, float])
-            _check(readings, problem_of_reading)
-            return (Readings(line.gpu, time_ns, readings),)
         case ReadingLine():
-            values = msgspec.convert(line.v, dict[Quantity, float])
-            _check(values, problem_of_quantity)
-            if not 0 < line.dt <= MAX_WINDOW_S:
-                raise msgspec.ValidationError(f"a window of {line.dt} s: expected more than 0, at most {MAX_WINDOW_S}")
-            return (Window(line.gpu, "gpm", time_ns, round(line.dt * NS), values, line.late),)
+            return (_decode_reading(line, time_ns),)
         case InventoryLine():
             return (Inventory(time_ns, tuple(line.gpus), line.driver),)
         case WindowsRejectedLine():
             return (WindowsRejected(time_ns, line.gpu, line.source, line.count),)
         case RejectedLine():
             return (ReadingRejected(time_ns, line.gpu, line.reading, line.reason),)
-        case StateLine(source="gpm") if line.interval:
-            interval = IntervalInForce(time_ns, line.gpu, "gpm", round(line.interval * NS))
+        case StateLine(source="gpm" | "pm_sampling" as source) if line.interval:
+            interval = IntervalInForce(time_ns, line.gpu, source, round(line.interval * NS), line.l2)
             return (interval, StateChange(time_ns, line.source, line.gpu, line.state, line.reason))
         case StateLine():
             return (StateChange(time_ns, line.source, line.gpu, line.state, line.reason),)
+        case IncidentLine():
+            return (SamplingIncident(time_ns, line.gpu, line.incident),)
