@@ -1,10 +1,12 @@
 """Whether a workload notices the exporter: its rate with the exporter running and stopped, in alternating pairs.
 
     python tests/gpu/throughput.py --pairs 40 --seconds 0.5 --workloads gemm train launch_bound
+    python tests/gpu/throughput.py --switch pause --workloads gemm   # PM sampling alone, active and paused
 
-Starts the exporter once and stops and continues it (SIGSTOP, SIGCONT) around short blocks of the workload, in
-random order within each pair, while something scrapes it. Prints the median of the ratios rate with / rate
-without, and its 95 % interval (bootstrap). Needs PyTorch with CUDA and the exporter installed.
+Starts the exporter once and stops and continues it (SIGSTOP, SIGCONT), or pauses and resumes PM sampling, around
+short blocks of the workload, in random order within each pair, while something scrapes it. Prints the median of
+the ratios rate with / rate without, its 95 % interval (bootstrap), and the SM clocks and what held them down in the
+blocks of either kind. Needs PyTorch with CUDA and the exporter installed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
+
+import pynvml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -33,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one block")
+    parser.add_argument("--switch", choices=("stop", "pause"), default="stop")
     parser.add_argument("--workloads", nargs="+", choices=PHASES, default=["gemm", "train", "launch_bound"])
     args = parser.parse_args()
     print("| workload | pairs | median of with / without | 95 % interval |\n|---|---|---|---|")  # noqa: T201  its output
@@ -41,10 +47,12 @@ def main() -> None:
         scraper = threading.Thread(target=scrape_until, args=(exporter, stop))
         scraper.start()
         for name in args.workloads:
-            ratios = measure(exporter, PHASES[name](), args.pairs, args.seconds)
+            clocks = Clocks()
+            ratios = measure(Switch(exporter, args.switch), clocks, PHASES[name](), args.pairs, args.seconds)
             low, high = interval(ratios)
             median = statistics.median(ratios)
             print(f"| {name} | {len(ratios)} | {median:.4f} | {low:.4f}-{high:.4f} |", flush=True)  # noqa: T201  its output
+            print(f"\n{clocks}\n", flush=True)  # noqa: T201  its output
         exporter.process.send_signal(signal.SIGCONT)
         stop.set()
         scraper.join()
@@ -56,15 +64,61 @@ def scrape_until(exporter: Exporter, stop: threading.Event) -> None:
         exporter.fetch()
 
 
-def measure(exporter: Exporter, step: Step, pairs: int, seconds: float) -> list[float]:
+class Switch:
+    """Turns the exporter, or its PM sampling, on and off."""
+
+    def __init__(self, exporter: Exporter, how: str) -> None:
+        self._exporter = exporter
+        self._how = how
+
+    def turn(self, *, on: bool) -> None:
+        """Return when it is so."""
+        if self._how == "stop":
+            self._exporter.process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+            time.sleep(SETTLE_S)
+            return
+        self._exporter.ask("/-/resume" if on else "/-/pause?seconds=600")
+        if on:
+            self._exporter.wait_for(
+                lambda s: s.get("gpu_hpc_source_state", gpu="0", source="pm_sampling", state="active") == 1, 30
+            )
+
+
+class Clocks:
+    """SM clocks in MHz and the reasons that held them down, read during blocks with and without the exporter."""
+
+    def __init__(self) -> None:
+        pynvml.nvmlInit()
+        self._device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self._clocks: dict[bool, list[int]] = {True: [], False: []}
+        self._reasons: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
+
+    def read(self, *, with_exporter: bool) -> None:
+        """Note the clock now."""
+        self._clocks[with_exporter].append(pynvml.nvmlDeviceGetClockInfo(self._device, pynvml.NVML_CLOCK_SM))
+        self._reasons[with_exporter][pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._device)] += 1
+
+    def __str__(self) -> str:
+        lines = []
+        for kind, clocks in self._clocks.items():
+            reasons = ", ".join(f"{mask:#x}: {count}" for mask, count in self._reasons[kind].most_common())
+            lines.append(
+                f"SM clock {'with' if kind else 'without'}: {len(clocks)} readings, quartiles "
+                f"{[round(value) for value in statistics.quantiles(clocks, n=4)]} MHz, clock event reasons {reasons}"
+            )
+        return "\n".join(lines)
+
+
+def measure(switch: Switch, clocks: Clocks, step: Step, pairs: int, seconds: float) -> list[float]:
     step()
     ratios = []
     for _ in range(pairs):
         rates = {}
         for with_exporter in random.sample((True, False), 2):
-            exporter.process.send_signal(signal.SIGCONT if with_exporter else signal.SIGSTOP)
-            time.sleep(SETTLE_S)
+            switch.turn(on=with_exporter)
+            step()
             rates[with_exporter] = rate(step, seconds)
+            clocks.read(with_exporter=with_exporter)
         ratios.append(rates[True] / rates[False])
     return ratios
 

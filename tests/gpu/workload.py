@@ -1,4 +1,4 @@
-"""Nine workloads whose bottleneck is known, run one after the other on one GPU.
+"""Workloads whose bottleneck is known, run one after the other on one GPU; nine of them by default.
 
     python tests/gpu/workload.py --seconds 22 --marks marks.txt --counts counts.jsonl
 
@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 Step = Callable[[], dict[str, float]]
 """Queues a batch of work, waits for it, and answers what it did."""
@@ -158,10 +161,46 @@ def inference_graph() -> Step:
     return step
 
 
-PHASES: dict[str, Callable[[], Step]] = {
-    make.__name__: make
-    for make in (idle, gemm, copy, h2d, d2h, embedding_cpu_index, launch_bound, train, inference_graph)
-}
+def l2_copy() -> Step:
+    """Device-to-device copies of 8 MiB, replayed as a graph: everything stays in L2."""
+    source = torch.empty(8 << 20, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    target.copy_(source)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(1000):
+            target.copy_(source)
+
+    def step() -> dict[str, float]:
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        return {"l2_bytes": 5 * 1000 * 2 * source.numel()}
+
+    return step
+
+
+def l2_reads() -> Step:
+    """Reads of 16 MiB again and again, past L1: L2 near its limit, DRAM idle."""
+    # Here, since this phase alone needs it: Triton comes with PyTorch for CUDA, and compiles at the first call.
+    from gpu.l2_reads import read_repeatedly  # noqa: PLC0415
+
+    source = torch.empty(16 << 20, dtype=torch.uint8, device=DEVICE).random_().view(torch.int32)
+
+    def step() -> dict[str, float]:
+        moved = sum(read_repeatedly(source) for _ in range(5))
+        torch.cuda.synchronize()
+        return {"l2_bytes": moved}
+
+    return step
+
+
+RECORDED: tuple[Callable[[], Step], ...] = (
+    *(idle, gemm, copy, h2d, d2h),
+    *(embedding_cpu_index, launch_bound, train, inference_graph),
+)
+"""The phases of a recording, in their order."""
+PHASES: dict[str, Callable[[], Step]] = {make.__name__: make for make in (*RECORDED, l2_copy, l2_reads)}
 
 
 def run(step: Step, until: float) -> tuple[float, dict[str, float]]:
@@ -181,7 +220,7 @@ def append(path: Path, line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=22, help="length of each phase")
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=[make.__name__ for make in RECORDED])
     parser.add_argument("--marks", type=Path)
     parser.add_argument("--counts", type=Path)
     args = parser.parse_args()
