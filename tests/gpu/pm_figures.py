@@ -146,9 +146,7 @@ def long(directory: Path, seconds: float) -> None:
     with sampling(directory, 10) as exporter:
         whole = Span(exporter)
         pid = helper_pid(exporter)
-        say(
-            "| phase | DRAM GB/s | own count | PCIe in GB/s | own count | L2 share to DRAM | miss rate | L2 of peak | classes |"
-        )
+        say("| phase | DRAM GB/s | own | PCIe in | own | L2 share to DRAM | miss rate | L2 of peak | classes |")
         say("|---|---|---|---|---|---|---|---|---|")
         memory = []
         found: dict[str, Span] = {}

@@ -20,6 +20,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pynvml
@@ -117,17 +119,17 @@ def measure(switch: Switch, clocks: Clocks, step: Step, pairs: int, seconds: flo
         for with_exporter in random.sample((True, False), 2):
             switch.turn(on=with_exporter)
             step()
-            rates[with_exporter] = rate(step, seconds)
-            clocks.read(with_exporter=with_exporter)
+            rates[with_exporter] = rate(step, seconds, partial(clocks.read, with_exporter=with_exporter))
         ratios.append(rates[True] / rates[False])
     return ratios
 
 
-def rate(step: Step, seconds: float) -> float:
+def rate(step: Step, seconds: float, after_step: Callable[[], None]) -> float:
     """Steps per second; each step waits for the GPU."""
     begin, steps = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         step()
+        after_step()
         steps += 1
     return steps / (time.perf_counter() - begin)
 
