@@ -73,11 +73,15 @@ class Exporter:
 
     def post(self, path: str) -> int:
         """Status of a POST without a body."""
+        return self.ask(path)[0]
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of a POST without a body."""
         try:
             with urllib.request.urlopen(urllib.request.Request(self.url + path, method="POST"), timeout=10) as answer:
-                return int(answer.status)
+                return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code
+            return error.code, error.read().decode()
 
     def scrape(self) -> Samples:
         return parse(self.fetch()[2])

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -14,9 +15,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.app import Backend, build_app, serve
+from gpu_hpc_exporter import __version__, control
+from gpu_hpc_exporter.app import DEFAULT_PAUSE_S, DEFAULT_RELEASE_S, MAX_PAUSE_S, MAX_RELEASE_S, build_app, serve
 from gpu_hpc_exporter.config import (
     DEFAULT_DRIVER_ROOT,
     DEFAULT_FILE,
@@ -32,6 +34,7 @@ from gpu_hpc_exporter.config import (
 from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, Source
 from gpu_hpc_exporter.logs import configure_logging
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
+from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
 from gpu_hpc_exporter.samplers.watch import CallWatches
 from gpu_hpc_exporter.sources.kmsg import DEFAULT_PATH as KMSG
 from gpu_hpc_exporter.sources.record import Recorder, read_marks
@@ -52,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if flags.command == "record":
             return record(flags)
+        if flags.command in _CONTROLS:
+            return control.ask(parse_address(flags.address), _control_path(flags))
         return asyncio.run(run(flags))
     except (ConfigError, RecordingError) as problem:
         sys.stderr.write(f"gpu-hpc-exporter: {problem}\n")
@@ -77,8 +82,7 @@ async def run(flags: argparse.Namespace) -> int:
     exporter.start()
     guard = asyncio.create_task(exporter.stop_when_lost(stop))
     try:
-        backend = Backend(exporter.snapshot, exporter.settings, exporter.reload)
-        await serve(build_app(backend, app_path), addresses, stop)
+        await serve(build_app(exporter, app_path), addresses, stop)
     finally:
         guard.cancel()
         ended = await asyncio.to_thread(exporter.stop)
@@ -116,16 +120,20 @@ def record(flags: argparse.Namespace) -> int:
     if flags.file.is_dir() or not flags.file.parent.is_dir():
         raise ConfigError(f"{flags.file}: expected a file in a folder that exists")
     with Recorder(flags.file) as recorder:
-        sampler = NvmlSampler(recorder, round(config.sampling_interval_ms * 1e6), flags.path_driver_root, CallWatches())
+        interval_ns = round(config.sampling_interval_ms * 1e6)
+        pm = PmSampler(recorder, config.pm_sampling, interval_ns)
+        nvml = NvmlSampler(pm, interval_ns, flags.path_driver_root, CallWatches())
         # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        sampler.start()
+        pm.start()
+        nvml.start()
         try:
             _follow_marks(recorder, flags.marks, duration)
         except KeyboardInterrupt:
             log.info("interrupted: the recording ends here")
         finally:
-            sampler.stop()
+            pm.stop()
+            nvml.stop()
         if not recorder.windows:
             raise RecordingError(f"{flags.file}: no window was recorded: see the log above for why")
     log.info("recorded %d windows to %s", recorder.windows, flags.file)
@@ -144,6 +152,13 @@ def _follow_marks(recorder: Recorder, marks: Path | None, duration: float) -> No
                     seen += 1
             except ValueError as problem:
                 raise RecordingError(str(problem)) from problem
+
+
+def _control_path(flags: argparse.Namespace) -> str:
+    if flags.command == "resume":
+        return "/-/resume"
+    # Whole seconds, and never fewer than were asked for; the exporter knows its limits.
+    return f"/-/{flags.command}?seconds={math.ceil(parse_duration(flags.duration))}"
 
 
 def _config(flags: argparse.Namespace) -> Config:
@@ -172,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serving(parser)
     _add_source(parser)
     _add_log(parser)
-    _add_record(parser)
+    _add_commands(parser)
     return parser
 
 
@@ -252,7 +267,7 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_record(parser: argparse.ArgumentParser) -> None:
+def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
     recorder = commands.add_parser(
         "record", help="record this machine's GPUs", description="Record this machine's GPUs, identifiers masked."
@@ -265,6 +280,28 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         help="lines `<seconds of CLOCK_MONOTONIC> <phase>` that the workload appends",
     )
     recorder.add_argument("file", type=Path, help="recording to write, *.jsonl.gz")
+    for name, (what, default_s, most_s) in _CONTROLS.items():
+        command = commands.add_parser(name, help=what, description=f"Ask the exporter on this machine to {what}.")
+        command.add_argument(
+            "--address",
+            default=f"127.0.0.1:{DEFAULT_PORT}",
+            metavar="HOST:PORT",
+            help=f"where the exporter serves (default: 127.0.0.1:{DEFAULT_PORT})",
+        )
+        if default_s:
+            text = f"how long, such as 90s or 5m, up to {most_s // 3600}h (default: {default_s}s)"
+            command.add_argument("--for", dest="duration", default=f"{default_s}s", metavar="TIME", help=text)
+
+
+_CONTROLS: Final = {
+    "pause": ("end PM sampling for a while, so that a profiler finds the counters free", DEFAULT_PAUSE_S, MAX_PAUSE_S),
+    "release": (
+        "close the NVIDIA driver for a while, so that a GPU can be reset, unbound or re-partitioned",
+        DEFAULT_RELEASE_S,
+        MAX_RELEASE_S,
+    ),
+    "resume": ("end a pause or a release", 0, 0),
+}
 
 
 def _speed(text: str) -> float:

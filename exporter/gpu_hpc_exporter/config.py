@@ -28,11 +28,29 @@ class ConfigError(Exception):
 
 
 class PmSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CUPTI PM sampling: when to use it, to whom it gives way, which library. Not in this version."""
+    """CUPTI PM sampling.
+
+    mode: `auto` is on from Hopper on and off before; `required` is on wherever the GPU can.
+    yield_to: names of programs, `*` allowed, while one of which runs the counters are left alone.
+    library: path of libcupti.so; "" takes the newest that fits the driver.
+    helper: command that starts the helper process in place of this Python, such as `["sudo", "-n",
+        "/usr/local/bin/gpu-hpc-pm-helper"]`, so that it can have more privilege than the exporter.
+    """
 
     mode: Literal["auto", "off", "required"] = "auto"
-    yield_to: tuple[str, ...] = ("ncu", "nsys", "nv-nsight-cu-cli", "nsys-ui")
+    yield_to: tuple[str, ...] = (
+        "ncu",  # also what ncu-ui starts; the user interfaces themselves profile nothing
+        "nv-nsight-cu-cli",  # ncu before 2020
+        "nsys",
+        "nsys-launcher",
+        "nvprof",
+        "ngfx",
+        "ngfx-capture",
+        "ngfx-replay",
+        "dcgmproftester*",
+    )
     library: str = ""
+    helper: tuple[str, ...] = ()
 
 
 class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +78,7 @@ class Jobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The configuration file.
 
-    sampling_interval_ms: length of the sampling windows; GPM's floor is 100.
+    sampling_interval_ms: length of the sampling windows; GPM's stay at 100 when it is shorter.
     gauge_window_seconds: span over which gauges are means.
     expected_gpus: GPUs that this node should have; by default the most ever seen.
     exit_after_lost_minutes: end with status 3 once access to all GPUs has been lost for so long, so that an
@@ -80,7 +98,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def without_effect(self) -> tuple[str, ...]:
         """Sections that were set and that this version does not use."""
         default = Config()
-        return tuple(key for key in ("pm_sampling", "agent", "jobs") if getattr(self, key) != getattr(default, key))
+        return tuple(key for key in ("agent", "jobs") if getattr(self, key) != getattr(default, key))
 
 
 def load_config(path: Path) -> Config:

@@ -7,18 +7,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from gpu_hpc_exporter.config import Config, ConfigError
 from gpu_hpc_exporter.model import NS
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
-from gpu_hpc_exporter.samplers.nvml import NvmlSampler
+from gpu_hpc_exporter.samplers.nvml import RELEASED, NvmlSampler
+from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
 from gpu_hpc_exporter.samplers.replay import ReplayClock, ReplaySampler
 from gpu_hpc_exporter.samplers.watch import CallWatches
 from gpu_hpc_exporter.scrape import ExpositionSettings
+from gpu_hpc_exporter.sources.device_files import held_by_children, held_here
 from gpu_hpc_exporter.sources.replay import Recording
 
 log = logging.getLogger(__name__)
@@ -26,9 +28,26 @@ log = logging.getLogger(__name__)
 LOST_STATUS: Final = 3
 """Exit status after `exit_after_lost_minutes`."""
 _STOP_PATIENCE_S: Final = 0.5
+_CONTROL_PATIENCE_S: Final = 5.0
 _LOST_CHECK_S: Final = 1.0
 _IDLE_CHECK_S: Final = 10.0
 """How often to look whether a reload has configured it; each wake-up costs 100 us with cold caches."""
+
+
+_PAUSED: Final = "paused on request"
+_RELEASE_S: Final = 2.8
+"""A release answers within three seconds, also where a driver call does not return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a request for control: `kind` for programs, `text` for people, one line."""
+
+    kind: Literal["done", "refused", "failed"]
+    text: str
+
+
+_BUSY: Final = Outcome("failed", "a reload or another request is under way: try again")
 
 
 class Source(Protocol):
@@ -43,17 +62,31 @@ class Source(Protocol):
     def apply(self, config: Config) -> str:
         """Go on with other settings; why not, or ""."""
 
+    def pause(self, seconds: float) -> Outcome:
+        """Leave the counters of PM sampling to others for so long."""
+
+    def release(self, seconds: float) -> Outcome:
+        """Close the driver for so long, so that GPUs can be reset, unbound or re-partitioned."""
+
+    def resume(self) -> Outcome:
+        """End a pause and a release."""
+
+    def released(self) -> str:
+        """Until when the driver is released, "" when it is not."""
+
     def stop(self) -> bool:
         """End sampling; False where a thread is stuck in the driver."""
 
 
 class HardwareSource:
-    """This machine's GPUs: NVML, and the kernel log for what NVML does not tell."""
+    """This machine's GPUs: NVML, PM sampling, and the kernel log for what NVML does not tell."""
 
     def __init__(self, driver_root: Path, kmsg: Path) -> None:
         self._driver_root = driver_root
         self._kmsg = kmsg
         self._watches = CallWatches()
+        self._paused = _Span()
+        self._released = _Span()
 
     def fleet(self, config: Config) -> Fleet:
         """Keeps time by the monotonic clock; knows of calls that hang."""
@@ -63,20 +96,97 @@ class HardwareSource:
         return self._fleet
 
     def start(self, config: Config) -> None:
-        """Start NVML's threads and the kernel log's."""
+        """Start the threads: PM sampling learns of the GPUs from the events that NVML's send through it."""
         KernelLogSampler(self._fleet, self._kmsg).start()
         interval_ns = round(config.sampling_interval_ms * 1e6)
-        self._nvml = NvmlSampler(self._fleet, interval_ns, self._driver_root, self._watches)
+        self._pm = PmSampler(self._fleet, config.pm_sampling, interval_ns)
+        self._nvml = NvmlSampler(self._pm, interval_ns, self._driver_root, self._watches)
+        self._pm.start()
         self._nvml.start()
 
     def apply(self, config: Config) -> str:
-        """Sample at another interval, from the next session of the same sampler on."""
-        self._nvml.change_interval(round(config.sampling_interval_ms * 1e6))
+        """Sample at another interval, from the next session of the same samplers on."""
+        interval_ns = round(config.sampling_interval_ms * 1e6)
+        self._pm.apply(config.pm_sampling, interval_ns)
+        self._nvml.change_interval(interval_ns)
         return ""
 
+    def pause(self, seconds: float) -> Outcome:
+        """End PM sampling's helper process for so long. GPM goes on: it disturbs no profiler."""
+        self._paused.begin(seconds)
+        self._pause_pm()
+        until = f"until {self._paused.end_text}"
+        problem = _still_open(held_by_children())
+        if problem:
+            return Outcome("failed", f"the helper process has not ended: {problem}; no new one starts {until}")
+        return Outcome("done", f"paused {until}: PM sampling has ended")
+
+    def release(self, seconds: float) -> Outcome:
+        """Close every file of the driver, here and in the helper process, and look whether it is true."""
+        deadline = time.monotonic() + _RELEASE_S
+        self._released.begin(max(seconds, self._released.left))
+        self._nvml.release(self._released.left)
+        self._pause_pm()
+        until = f"until {self._released.end_text}"
+        problem = self._nvml.wait_until_closed(max(0.0, deadline - time.monotonic()))
+        problem = problem or _still_open(held_here() | held_by_children())
+        if problem:
+            return Outcome("failed", f"not released: {problem}; whatever else could be closed stays so {until}")
+        return Outcome("done", f"released {until}: NVML is closed, PM sampling has ended, no /dev/nvidia* is open")
+
+    def resume(self) -> Outcome:
+        """Open everything again; counters go on from where they were."""
+        if not (self._paused.left or self._released.left):
+            return Outcome("done", "nothing was paused or released")
+        self._paused.end()
+        self._released.end()
+        self._pm.resume()
+        self._nvml.resume()
+        return Outcome("done", "resumed")
+
+    def released(self) -> str:
+        """Such as "released until 2026-01-31T12:00:00Z"."""
+        return f"released until {self._released.end_text}" if self._released.left else ""
+
+    def _pause_pm(self) -> None:
+        """Until both the pause and the release are over; the one that ends last is the reason."""
+        last, reason = max((self._paused.left, _PAUSED), (self._released.left, RELEASED))
+        self._pm.pause(last, reason)
+
     def stop(self) -> bool:
-        """Stop NVML; the kernel log's thread sleeps in a read and holds nothing."""
-        return self._nvml.stop()
+        """Stop PM sampling, then NVML; the kernel log's thread sleeps in a read and holds nothing."""
+        pm_ended = self._pm.stop()
+        return self._nvml.stop() and pm_ended
+
+
+def _still_open(files: set[str]) -> str:
+    return f"{', '.join(sorted(files))} still open" if files else ""
+
+
+class _Span:
+    """A span of time that began on request, 0 s long at first."""
+
+    def __init__(self) -> None:
+        self._end_s = 0.0
+        self.end_text = ""
+        """When it ends, in UTC, for people."""
+
+    @property
+    def left(self) -> float:
+        """Seconds until it ends, 0 when it has."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def begin(self, seconds: float) -> None:
+        """From now on for so long."""
+        self._end_s = time.monotonic() + seconds
+        self.end_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+
+    def end(self) -> None:
+        """Now."""
+        self._end_s = 0.0
+
+
+_NO_HARDWARE: Final = Outcome("refused", "a recording is played: there is nothing to pause")
 
 
 class ReplaySource:
@@ -98,6 +208,22 @@ class ReplaySource:
 
     def apply(self, _: Config) -> str:
         """A recording has its own interval."""
+        return ""
+
+    def pause(self, _: float) -> Outcome:
+        """Nothing of the machine is in use."""
+        return _NO_HARDWARE
+
+    def release(self, _: float) -> Outcome:
+        """As above."""
+        return _NO_HARDWARE
+
+    def resume(self) -> Outcome:
+        """As above."""
+        return _NO_HARDWARE
+
+    def released(self) -> str:
+        """Never."""
         return ""
 
     def stop(self) -> bool:
@@ -152,6 +278,35 @@ class Exporter:
         """Read the configuration again and apply it; why it could not be, or ""."""
         return await asyncio.to_thread(self._reload)
 
+    async def pause(self, seconds: float) -> Outcome:
+        """End PM sampling for so long, so that a profiler finds the counters free."""
+        return await self._control(f"pause for {seconds:g} s", lambda: self._source.pause(seconds))
+
+    async def release(self, seconds: float) -> Outcome:
+        """Close the driver for so long."""
+        return await self._control(f"release for {seconds:g} s", lambda: self._source.release(seconds))
+
+    async def resume(self) -> Outcome:
+        """End a pause and a release."""
+        return await self._control("resume", self._source.resume)
+
+    def released(self) -> str:
+        """Until when the driver is released, "" when it is not."""
+        return self._source.released()
+
+    async def _control(self, request: str, act: Callable[[], Outcome]) -> Outcome:
+        outcome = await asyncio.to_thread(self._one_at_a_time, act)
+        log.log(logging.INFO if outcome.kind == "done" else logging.WARNING, "%s: %s", request, outcome.text)
+        return outcome
+
+    def _one_at_a_time(self, act: Callable[[], Outcome]) -> Outcome:
+        if not self._lock.acquire(timeout=_CONTROL_PATIENCE_S):
+            return _BUSY
+        try:
+            return act()
+        finally:
+            self._lock.release()
+
     def _reload(self) -> str:
         with self._lock:
             try:
@@ -182,7 +337,7 @@ class Exporter:
         while True:
             minutes = self._config.exit_after_lost_minutes
             await asyncio.sleep(_IDLE_CHECK_S if minutes is None else _LOST_CHECK_S)
-            if minutes is None or not self._has_lost_all():
+            if minutes is None or self.released() or not self._has_lost_all():
                 lost_since = None
                 continue
             lost_since = lost_since or time.monotonic()

@@ -6,16 +6,17 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from aiohttp.web import Application, Request
 
 from exporter_process import parse
-from gpu_hpc_exporter.app import Backend, _is_loopback, build_app, not_ready_reason, serve
+from gpu_hpc_exporter.app import _is_loopback, build_app, not_ready_reason, serve
 from gpu_hpc_exporter.config import ConfigError
-from gpu_hpc_exporter.samplers.fleet import Fleet
+from gpu_hpc_exporter.exporter import Outcome
+from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.scrape import ExpositionSettings
 from unit.objects import G0, G1, GAUGE_WINDOW_NS, M1, Clock, inventory, readings, running_fleet, state
 
@@ -33,14 +34,52 @@ def read_fleet() -> Fleet:
     return fleet
 
 
+class Scripted:
+    """An exporter that notes what it is asked for and answers as told."""
+
+    def __init__(self, fleet: Fleet | None = None, problem: str = "", outcome: Outcome | None = None) -> None:
+        self._fleet = fleet or read_fleet()
+        self._problem = problem
+        self._outcome = outcome or Outcome("done", "so be it")
+        self.asked: list[tuple[str, float]] = []
+        self.until = ""
+
+    def snapshot(self) -> FleetSnapshot:
+        """The fleet's."""
+        return self._fleet.snapshot()
+
+    def settings(self) -> ExpositionSettings:
+        """The usual ones."""
+        return ExpositionSettings(20_000)
+
+    def released(self) -> str:
+        """As set."""
+        return self.until
+
+    async def reload(self) -> str:
+        """The problem, if any."""
+        return self._problem
+
+    async def pause(self, seconds: float) -> Outcome:
+        """Note it."""
+        return self._note("pause", seconds)
+
+    async def release(self, seconds: float) -> Outcome:
+        """Note it."""
+        return self._note("release", seconds)
+
+    async def resume(self) -> Outcome:
+        """Note it."""
+        return self._note("resume", 0)
+
+    def _note(self, what: str, seconds: float) -> Outcome:
+        self.asked.append((what, seconds))
+        return self._outcome
+
+
 @asynccontextmanager
-async def client(fleet: Fleet | None = None, path: str = "/metrics", problem: str = "") -> AsyncIterator[Client]:
-    """A client of a server whose reload answers `problem`."""
-
-    async def reload() -> str:
-        return problem
-
-    backend = Backend((fleet or read_fleet()).snapshot, lambda: ExpositionSettings(20_000), reload)
+async def client(backend: Scripted, path: str = "/metrics") -> AsyncIterator[Client]:
+    """A client of a server for `backend`."""
     async with TestClient(TestServer(build_app(backend, path))) as connected:
         yield connected
 
@@ -51,11 +90,11 @@ async def ask(client: Client, method: str, path: str, **more: Any) -> tuple[int,
         return answer.status, await answer.text()
 
 
-def run(what: Callable[[Client], Awaitable[T]], fleet: Fleet | None = None, **options: str) -> T:
+def run(what: Callable[[Client], Awaitable[T]], backend: Scripted | None = None, path: str = "/metrics") -> T:
     """The result of `what` with a client."""
 
     async def connected() -> T:
-        async with client(fleet, **options) as opened:
+        async with client(backend or Scripted(), path) as opened:
             return await what(opened)
 
     return asyncio.run(connected())
@@ -77,6 +116,14 @@ def run(what: Callable[[Client], Awaitable[T]], fleet: Fleet | None = None, **op
         ("POST", "/", 405, "405"),
         ("GET", "/metrics/", 404, "404"),
         ("GET", "/Metrics", 404, "404"),
+        ("POST", "/-/pause", 200, "so be it\n"),
+        ("POST", "/-/pause?seconds=5", 200, "so be it\n"),
+        ("POST", "/-/resume", 200, "so be it\n"),
+        ("POST", "/-/release?seconds=5", 200, "so be it\n"),
+        ("GET", "/-/pause", 405, "405"),
+        ("HEAD", "/-/release", 405, ""),
+        ("PUT", "/-/resume", 405, "405"),
+        ("POST", "/-/pause/", 404, "404"),
         ("GET", "/-/quit", 404, "404"),
         ("GET", "/../etc/passwd", 404, "404"),
         ("GET", "/%2e%2e/x", 404, "404"),
@@ -171,8 +218,95 @@ def test_another_telemetry_path() -> None:
 
 def test_a_failed_reload_says_why() -> None:
     """A reload that changed nothing is an error with the reason in the body."""
-    answered = run(lambda client: ask(client, "POST", "/-/reload"), problem="config.yaml: line 2: no")
+    answered = run(lambda client: ask(client, "POST", "/-/reload"), Scripted(problem="config.yaml: line 2: no"))
     assert answered == (500, "config.yaml: line 2: no\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/-/pause", ("pause", 600)),
+        ("/-/pause?seconds=1", ("pause", 1)),
+        ("/-/pause?seconds=86400", ("pause", 86400)),
+        ("/-/release", ("release", 60)),
+        ("/-/release?seconds=3600", ("release", 3600)),
+        ("/-/resume", ("resume", 0)),
+    ],
+)
+def test_control_asks_the_exporter(path: str, expected: tuple[str, float]) -> None:
+    """For so many seconds as the query says, or the default."""
+    backend = Scripted()
+    assert run(lambda client: ask(client, "POST", path), backend) == (200, "so be it\n")
+    assert backend.asked == [expected]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "seconds=",
+        "seconds=0",
+        "seconds=-1",
+        "seconds=86401",
+        "seconds=1e3",
+        "seconds=1.5",
+        "seconds=10m",
+        "seconds=%D9%A3",
+        "seconds=nan",
+        "seconds=9" + "9" * 5000,
+        "seconds=1&seconds=2",
+        "second=5",
+        "seconds=5&force=1",
+    ],
+)
+def test_a_bad_span_is_refused(query: str) -> None:
+    """One line says what is expected, and nothing happens; a misspelt parameter is no default."""
+    backend = Scripted()
+    answer = run(lambda client: ask(client, "POST", f"/-/pause?{query}"), backend)
+    assert answer == (400, "expected ?seconds=N, a whole number from 1 to 86400 (default 600)\n")
+    assert backend.asked == []
+
+
+def test_a_release_is_shorter_than_a_pause() -> None:
+    """The limit told is the action's own."""
+    answer = run(lambda client: ask(client, "POST", "/-/release?seconds=3601"))
+    assert answer == (400, "expected ?seconds=N, a whole number from 1 to 3600 (default 60)\n")
+
+
+@pytest.mark.parametrize(("kind", "status"), [("done", 200), ("refused", 409), ("failed", 503)])
+@pytest.mark.parametrize("action", ["pause", "resume", "release"])
+def test_statuses_of_control(action: str, kind: Literal["done", "refused", "failed"], status: int) -> None:
+    """What came of it is told in words and as a status."""
+    backend = Scripted(outcome=Outcome(kind, "GPU 1 hangs"))
+    assert run(lambda client: ask(client, "POST", f"/-/{action}"), backend) == (status, "GPU 1 hangs\n")
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "release", "reload"])
+def test_control_by_another_method(action: str) -> None:
+    """The answer to a GET names the method there is."""
+
+    async def asked(client: Client) -> tuple[int, str]:
+        async with client.get(f"/-/{action}") as answer:
+            return answer.status, answer.headers["Allow"]
+
+    assert run(asked) == (405, "POST")
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "release", "reload"])
+def test_a_web_page_cannot_control(action: str) -> None:
+    """A page in a browser on this machine comes from loopback too; browsers say which page it was."""
+    backend = Scripted()
+    headers = {"Origin": "http://evil.example"}
+    answer = run(lambda client: ask(client, "POST", f"/-/{action}", headers=headers), backend)
+    assert answer == (403, "control is open to this machine only\n")
+    assert backend.asked == []
+
+
+def test_a_released_exporter_is_not_ready() -> None:
+    """Whatever the fleet says, the release is the reason, and until when."""
+    backend = Scripted()
+    backend.until = "released until 2026-01-31T12:00:00Z"
+    answer = run(lambda client: ask(client, "GET", "/-/ready"), backend)
+    assert answer == (503, "not ready: released until 2026-01-31T12:00:00Z\n")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +340,7 @@ def test_a01_a_fleet_that_is_down_is_healthy_and_not_ready() -> None:
     async def asked(client: Client) -> list[tuple[int, str]]:
         return [await ask(client, "GET", path) for path in ("/-/healthy", "/-/ready", "/metrics")]
 
-    healthy, ready, metrics = run(asked, fleet)
+    healthy, ready, metrics = run(asked, Scripted(fleet))
     assert (healthy, ready, metrics[0]) == ((200, "healthy\n"), (503, "not ready: failed\n"), 200)
     assert parse(metrics[1]).one("gpu_hpc_up") == 0
 
@@ -248,9 +382,8 @@ def test_an_address_that_is_taken_is_a_config_error() -> None:
     """The message names the address and the flag."""
 
     async def serve_twice() -> None:
-        async with client() as opened:
-            backend = Backend(read_fleet().snapshot, lambda: ExpositionSettings(1), lambda: asyncio.sleep(0, ""))
-            await serve(build_app(backend), [("127.0.0.1", opened.port or 0)], asyncio.Event())
+        async with client(Scripted()) as opened:
+            await serve(build_app(Scripted()), [("127.0.0.1", opened.port or 0)], asyncio.Event())
 
     with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*; see --web\.listen-address"):
         asyncio.run(serve_twice())
@@ -262,7 +395,6 @@ def test_serving_ends_when_asked() -> None:
     async def serve_shortly() -> None:
         stop = asyncio.Event()
         stop.set()
-        backend = Backend(read_fleet().snapshot, lambda: ExpositionSettings(1), lambda: asyncio.sleep(0, ""))
-        await serve(build_app(backend), [("127.0.0.1", 0), ("localhost", 0)], stop)
+        await serve(build_app(Scripted()), [("127.0.0.1", 0), ("localhost", 0)], stop)
 
     asyncio.run(asyncio.wait_for(serve_shortly(), 10))

@@ -47,6 +47,7 @@ def write(tmp_path: Path, raw: bytes) -> Path:
         ("pm_sampling: {}", Config()),
         ("pm_sampling: {mode: off}", Config(pm_sampling=PmSampling("off"))),  # YAML 1.1 would read False
         ("pm_sampling: {mode: required, library: /l}", Config(pm_sampling=PmSampling("required", library="/l"))),
+        ("pm_sampling: {helper: [sudo, -n, /h]}", Config(pm_sampling=PmSampling(helper=("sudo", "-n", "/h")))),
         ("pm_sampling:\n  yield_to: [ncu, no]", Config(pm_sampling=PmSampling(yield_to=("ncu", "no")))),
         ("agent: {resume_after_profiler: never}", Config()),
         ("agent: {resume_after_profiler: 10}", Config(agent=Agent(resume_after_profiler=10))),
@@ -184,7 +185,7 @@ def test_a_long_key_makes_no_long_message(tmp_path: Path) -> None:
     [
         (Config(), ()),
         (Config(1, 1, 8, 0.5, 100), ()),
-        (Config(pm_sampling=PmSampling("off")), ("pm_sampling",)),
+        (Config(pm_sampling=PmSampling("off")), ()),
         (Config(jobs=Jobs(slurm=Slurm("/j")), agent=Agent(top_k=3)), ("agent", "jobs")),
     ],
 )

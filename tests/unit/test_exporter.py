@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_hpc_exporter import exporter as exporter_module
 from gpu_hpc_exporter.config import DEFAULT_RECORDING, Config, ConfigError, load_config
-from gpu_hpc_exporter.exporter import LOST_STATUS, Exporter, ReplaySource
+from gpu_hpc_exporter.exporter import LOST_STATUS, Exporter, HardwareSource, Outcome, ReplaySource
 from gpu_hpc_exporter.model import Event, Readings, Window
 from gpu_hpc_exporter.samplers.fleet import Fleet
 from gpu_hpc_exporter.sources.replay import Recording
@@ -40,6 +42,9 @@ class HandFed:
         self.started: list[Config] = []
         self.is_running = False
         self._problem = problem
+        self.until = ""
+        self.requests: list[str] = []
+        self._busy = threading.Lock()
 
     def fleet(self, config: Config) -> Fleet:
         """A fleet of one GPU."""
@@ -59,6 +64,33 @@ class HandFed:
             self.stop()
             self.start(config)
         return self._problem
+
+    def pause(self, seconds: float) -> Outcome:
+        """Note it, one at a time."""
+        return self._note(f"pause {seconds:g}")
+
+    def release(self, seconds: float) -> Outcome:
+        """Note it, and be released until told otherwise."""
+        self.until = "released until tomorrow"
+        return self._note(f"release {seconds:g}")
+
+    def resume(self) -> Outcome:
+        """Note it."""
+        self.until = ""
+        return self._note("resume")
+
+    def released(self) -> str:
+        """Until when."""
+        return self.until
+
+    def _note(self, request: str) -> Outcome:
+        assert self._busy.acquire(blocking=False), "two requests at a time"
+        try:
+            time.sleep(0.001)
+            self.requests.append(request)
+            return Outcome("failed" if self._problem else "done", self._problem or request)
+        finally:
+            self._busy.release()
 
     def stop(self) -> bool:
         """End."""
@@ -222,7 +254,7 @@ def test_concurrent_reloads_come_one_after_the_other(file: File) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sections"),
-    [("", []), ("jobs: {rules: [{a: b}]}\npm_sampling: {mode: off}", ["pm_sampling", "jobs"])],
+    [("", []), ("jobs: {rules: [{a: b}]}\npm_sampling: {mode: off}\nagent: {top_k: 3}", ["agent", "jobs"])],
 )
 def test_sections_without_effect_are_told(
     file: File, caplog: pytest.LogCaptureFixture, text: str, sections: list[str]
@@ -236,6 +268,164 @@ def test_sections_without_effect_are_told(
         assert [r.getMessage() for r in caplog.records] == expected
         reload(exporter)
     assert [r.getMessage() for r in caplog.records] == 2 * expected
+
+
+def test_control_comes_one_after_the_other(file: File, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests at the same time do not meet in the source; each is in the log with what came of it."""
+    caplog.set_level(logging.INFO, logger="gpu_hpc_exporter.exporter")
+    source = HandFed()
+    exporter = Exporter(file.load, source)
+
+    async def ask() -> list[Outcome]:
+        return await asyncio.gather(*(exporter.pause(n) for n in range(1, 9)), exporter.release(5), exporter.resume())
+
+    outcomes = asyncio.run(ask())
+    assert [outcome.text for outcome in outcomes] == [*(f"pause {n}" for n in range(1, 9)), "release 5", "resume"]
+    assert sorted(source.requests) == sorted(outcome.text for outcome in outcomes)
+    assert "pause for 8 s: pause 8" in caplog.text
+
+
+def test_control_that_failed_is_a_warning(file: File, caplog: pytest.LogCaptureFixture) -> None:
+    """The reason is in the log too."""
+    exporter = Exporter(file.load, HandFed("GPU 1 hangs"))
+    assert asyncio.run(exporter.release(60)) == Outcome("failed", "GPU 1 hangs")
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("WARNING", "release for 60 s: GPU 1 hangs")]
+
+
+def test_control_while_a_reload_hangs(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for ever, and says why it did nothing."""
+    monkeypatch.setattr(exporter_module, "_CONTROL_PATIENCE_S", 0.01)
+    source = HandFed()
+    go_on, loading, started = threading.Event(), threading.Event(), threading.Event()
+
+    def load() -> Config:
+        if started.is_set():
+            loading.set()
+            go_on.wait(10)
+        return file.load()
+
+    exporter = Exporter(load, source)
+    started.set()
+
+    async def ask() -> Outcome:
+        reload = asyncio.create_task(exporter.reload())
+        await asyncio.to_thread(loading.wait, 10)
+        outcome = await exporter.pause(1)
+        go_on.set()
+        await reload
+        return outcome
+
+    assert asyncio.run(ask()).kind == "failed"
+    assert source.requests == []
+
+
+@pytest.mark.parametrize("action", ["pause", "release", "resume"])
+def test_a_recording_has_nothing_to_pause(recording: Recording, action: str) -> None:
+    """It is refused rather than ignored: whoever asks has the wrong exporter."""
+    source = ReplaySource(recording, SPEED)
+    outcome = source.resume() if action == "resume" else getattr(source, action)(60)
+    assert outcome == Outcome("refused", "a recording is played: there is nothing to pause")
+    assert source.released() == ""
+
+
+class Sampler:
+    """Stands in for both samplers of the hardware: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float, str]] = []
+        self.problem = ""
+
+    def pause(self, seconds: float, reason: str) -> None:
+        """PM sampling's."""
+        self.told.append(("pause", round(seconds, 1), reason))
+
+    def release(self, seconds: float) -> None:
+        """NVML's."""
+        self.told.append(("release", round(seconds, 1), ""))
+
+    def wait_until_closed(self, timeout: float) -> str:
+        """NVML's."""
+        assert 0 <= timeout <= 3
+        return self.problem
+
+    def resume(self) -> None:
+        """Of both."""
+        self.told.append(("resume", 0, ""))
+
+    def start(self) -> None:
+        """Of both."""
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """What device files are held, by whom; nothing at first."""
+    files: dict[str, set[str]] = {"here": set(), "by_children": set()}
+    monkeypatch.setattr(exporter_module, "held_here", lambda: files["here"])
+    monkeypatch.setattr(exporter_module, "held_by_children", lambda: files["by_children"])
+    return files
+
+
+@pytest.fixture
+def hardware(held: dict[str, set[str]], monkeypatch: pytest.MonkeyPatch) -> tuple[HardwareSource, Sampler]:
+    """A source that was started with a stand-in for all its samplers."""
+    assert not any(held.values())
+    source, sampler = HardwareSource(Path("/nowhere"), Path("/nowhere")), Sampler()
+    for name in ("KernelLogSampler", "NvmlSampler", "PmSampler"):
+        monkeypatch.setattr(exporter_module, name, lambda *_: sampler)
+    source.fleet(Config())
+    source.start(Config())
+    return source, sampler
+
+
+def test_a_pause_and_a_release_run_side_by_side(hardware: tuple[HardwareSource, Sampler]) -> None:
+    """PM sampling rests until both are over, for the reason of the longer one; NVML knows of the release only."""
+    source, sampler = hardware
+    assert source.pause(600).kind == "done"
+    assert source.released() == ""
+    assert source.release(60).kind == "done"
+    assert source.released().startswith("released until 2")
+    assert source.release(30).kind == "done"  # ends no sooner than the one before it
+    assert source.release(1200).kind == "done"
+    assert sampler.told == [
+        ("pause", 600, "paused on request"),
+        ("release", 60, ""),
+        ("pause", 600, "paused on request"),
+        ("release", 60, ""),
+        ("pause", 600, "paused on request"),
+        ("release", 1200, ""),
+        ("pause", 1200, "released"),
+    ]
+    sampler.told.clear()
+    assert source.resume() == Outcome("done", "resumed")
+    assert source.released() == ""
+    assert source.resume() == Outcome("done", "nothing was paused or released")
+    assert sampler.told == [("resume", 0, "")] * 2
+
+
+def test_a_release_says_what_is_still_open(hardware: tuple[HardwareSource, Sampler], held: dict[str, set[str]]) -> None:
+    """Neither a thread that hangs nor a file that stayed open is called released, though the release is in force."""
+    source, sampler = hardware
+    held["here"] = {"/dev/nvidia1", "/dev/nvidia0"}
+    held["by_children"] = {"/dev/nvidia0 (process 7)"}
+    outcome = source.release(60)
+    assert outcome.kind == "failed"
+    assert outcome.text.startswith("not released: /dev/nvidia0, /dev/nvidia0 (process 7), /dev/nvidia1 still open; ")
+    sampler.problem = "GPU 1 (GPU-1) does not return from: power"
+    assert source.release(60).text.startswith("not released: GPU 1 (GPU-1) does not return from: power; ")
+    assert source.released()
+
+
+def test_a_pause_minds_the_helper_only(hardware: tuple[HardwareSource, Sampler], held: dict[str, set[str]]) -> None:
+    """What NVML has open does not keep a profiler from running; a helper that did not end does."""
+    source, _ = hardware
+    held["here"] = {"/dev/nvidia0"}
+    assert source.pause(60).kind == "done"
+    held["by_children"] = {"/dev/nvidia0 (process 7)"}
+    outcome = source.pause(60)
+    assert (outcome.kind, outcome.text[:74]) == (
+        "failed",
+        "the helper process has not ended: /dev/nvidia0 (process 7) still open; no ",
+    )
 
 
 def wait_for_windows(exporter: Exporter, count: int) -> int:
@@ -347,6 +537,14 @@ def test_a02_the_end_after_access_was_lost(
     """A02: only where configured, only after GPUs could be read, and only when none can for so long."""
     file.write(text)
     assert run_guard(HandFed(), file, events, monkeypatch) == status
+
+
+def test_a_release_is_no_loss(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver that was closed on request does not end the exporter, however long that is."""
+    file.write("exit_after_lost_minutes: 1e-9")
+    source = HandFed()
+    source.until = "released until tomorrow"
+    assert run_guard(source, file, [UP, DOWN], monkeypatch) is None
 
 
 def test_the_recording_has_windows(recording: Recording) -> None:

@@ -254,7 +254,7 @@ def test_a_name_is_untrusted(proc: Proc) -> None:
     """A process chooses its name: what is shown is short and printable."""
     proc.end(1)
     (proc.root / "50").mkdir()
-    for file, text in (
+    for file, content in (
         ("comm", b"ncu\x1b[2J\n\xff\xe2\x80\xae\n"),
         ("stat", b"50 (ncu\x1b[2J\n\xff\xe2\x80\xae) S 1\n"),
     ):

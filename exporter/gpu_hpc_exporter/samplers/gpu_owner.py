@@ -131,6 +131,18 @@ class GpuOwner:
         """The GPU's index at the time of the listing."""
         return self._device.gpu.index
 
+    @property
+    def label(self) -> str:
+        """The GPU, for people."""
+        return f"GPU {self.index} ({self._device.gpu.uuid})"
+
+    def tell_paused(self, reason: str) -> None:
+        """Say of every source that was in use that it pauses. Only after the thread has ended."""
+        for row in self._rows:
+            for source, (state, _) in row.states.items():
+                if state not in ("unsupported", "lost"):
+                    self._sink.put(StateChange(time.monotonic_ns(), source, row.gpu.uuid, "paused", reason))
+
     def _lose(self, name: str) -> None:
         self.lost_reason = name
         log.error("GPU %d (%s) is lost (%s): its series end", self._device.gpu.index, self._device.gpu.uuid, name)

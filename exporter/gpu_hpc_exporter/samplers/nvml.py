@@ -4,6 +4,8 @@ The library's owner opens NVML, lists the GPUs and starts their owners. When a G
 re-partitioned it stops them, opens NVML anew and starts again; totals are kept by UUID and know nothing of
 it. A thread that is stuck in the driver is abandoned and named: its GPU is not asked by anybody else until it
 returns, and the other GPUs go on.
+
+Released, it has nothing of the driver open, so that a GPU can be reset, unbound or re-partitioned.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gpu_hpc_exporter.sources.nvml.library import (
     DriverCallError,
     DriverUnavailableError,
     close_library,
+    close_library_wholly,
     driver_versions,
     open_library,
 )
@@ -39,6 +42,9 @@ CHECK_PERIOD_S: Final = 10.0
 _MAX_LOST_RETRY_S: Final = 600.0
 _JOIN_S: Final = 1.2
 _EVENT_PERIOD_S: Final = 2.0
+RELEASED: Final = "released"
+"""Why nothing is read while the driver is closed on request."""
+_RELEASE_RETRY_S: Final = 0.2
 
 
 class NvmlSampler:
@@ -49,6 +55,9 @@ class NvmlSampler:
         self._sink = sink
         self._driver_root = driver_root
         self._interval_ns = _above_floor(interval_ns)
+        self._release_lock = threading.Lock()
+        self._released_until_s = 0.0
+        self._is_closed = threading.Event()
         self._watches = watches
         self._library_watch = watches.watch("", deadline_ns=LIBRARY_DEADLINE_NS)
         self._shutdown_watch = watches.watch("")
@@ -67,9 +76,26 @@ class NvmlSampler:
 
     def change_interval(self, interval_ns: int) -> None:
         """Sample at another interval, in a new session. A GPU whose thread is stuck keeps out of it."""
-        if _above_floor(interval_ns) != self._interval_ns:
-            self._interval_ns = _above_floor(interval_ns)
+        interval_ns = _above_floor(interval_ns)
+        if interval_ns != self._interval_ns:
+            self._interval_ns = interval_ns
             self._list_again()
+
+    def release(self, seconds: float) -> None:
+        """Close the driver, for so long or until a release before this one ends; answers at once."""
+        with self._release_lock:
+            self._released_until_s = max(self._released_until_s, time.monotonic() + seconds)
+        self._wake.set()
+
+    def wait_until_closed(self, timeout: float) -> str:
+        """Wait until nothing of the driver is open; if that does not come in time, who keeps it open."""
+        return "" if self._is_closed.wait(timeout) else self._holder()
+
+    def resume(self) -> None:
+        """Open the driver again; answers at once."""
+        with self._release_lock:
+            self._released_until_s = 0.0
+        self._wake.set()
 
     def stop(self) -> bool:
         """End sampling within about a second; False where a thread is stuck in the driver and stays."""
@@ -82,6 +108,10 @@ class NvmlSampler:
         backoff = _FIRST_BACKOFF_S
         last_reason = ""
         while not self._stop.is_set():
+            if self._is_released():
+                self._stay_released()
+                backoff, last_reason = _FIRST_BACKOFF_S, ""
+                continue
             began = time.monotonic()
             try:
                 self._begin_call("nvmlInit")
@@ -111,8 +141,61 @@ class NvmlSampler:
             self._library_watch.current = None
             if time.monotonic() - began > _MAX_BACKOFF_S:
                 backoff = _FIRST_BACKOFF_S
-            self._stop.wait(backoff)
+            self._rest(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait before the driver is opened again; a stop or a release ends it."""
+        self._wake.clear()
+        if not (self._stop.is_set() or self._is_released()):
+            self._wake.wait(seconds)
+
+    def _is_released(self) -> bool:
+        return time.monotonic() < self._released_until_s
+
+    def _stay_released(self) -> None:
+        """Keep the driver closed until the time is over, a resume or a stop.
+
+        Where a thread is stuck in the driver, that is done when it returns.
+        """
+        self._library_watch.current = None
+        self._state("paused", RELEASED)
+        log.info("released: the driver is closed")
+        while not self._stop.is_set():
+            for freed in self._forget_freed():
+                freed.owner.tell_paused(RELEASED)
+            if not (self._is_closed.is_set() or self._is_in_driver() or self._lister.stuck):
+                self._close()
+                self._is_closed.set()
+            with self._release_lock:
+                left = self._released_until_s - time.monotonic()
+                if left <= 0:
+                    self._is_closed.clear()
+                    break
+            self._wake.wait(left if self._is_closed.is_set() else min(left, _RELEASE_RETRY_S))
+            self._wake.clear()
+        log.info("the release has ended: the driver is opened again")
+
+    def _holder(self) -> str:
+        """Who keeps the driver open: the threads that do not return from it, by GPU and call."""
+        stuck = [(owned.owner.label, owned.watch.current) for owned in list(self._abandoned)]
+        calls = [f"{gpu} does not return from: {call[0] if call else 'its last call'}" for gpu, call in stuck]
+        calls += [f"GPU {index} does not answer while it is listed" for index in sorted(self._lister.stuck)]
+        for watch in (self._library_watch, self._shutdown_watch):
+            if watch.current is not None:
+                calls.append(f"the driver does not return from: {watch.current[0]}")
+        if not calls and self._events is not None and self._events.is_alive():
+            calls.append("the driver does not return from its Xid events")
+        return "; ".join(calls) or "the threads in the driver have not ended yet"
+
+    def _is_in_driver(self) -> bool:
+        """Whether a thread of an ended session is still in the driver."""
+        return bool(self._abandoned) or (self._events is not None and self._events.is_alive())
+
+    def _close(self) -> None:
+        self._shutdown_watch.current = ("nvmlShutdown", time.monotonic_ns())
+        close_library_wholly()
+        self._shutdown_watch.current = None
 
     def _open_session(self) -> _Session:
         self._begin_call("list GPUs")
@@ -140,7 +223,7 @@ class NvmlSampler:
         while not self._stop.is_set():
             self._wake.wait(CHECK_PERIOD_S)
             self._wake.clear()
-            if self._stop.is_set() or session.is_over or self._list_anew.is_set():
+            if self._stop.is_set() or self._is_released() or session.is_over or self._list_anew.is_set():
                 return
             if self._has_changed(session):
                 log.info("the GPUs have changed: listing them anew")
@@ -153,10 +236,7 @@ class NvmlSampler:
 
     def _has_changed(self, session: _Session) -> bool:
         """Whether there are other GPUs than the session's. One behind a hung call is not asked: it is unchanged."""
-        freed = [owned for owned in self._abandoned if owned.owner.ticker.ended]
-        for owned in freed:
-            self._abandoned.remove(owned)
-            self._watches.drop(owned.watch)
+        freed = self._forget_freed()
         hung = session.hung(time.monotonic_ns()) | self._stuck_owners() | self._lister.stuck
         self._begin_call("list GPUs")
         try:
@@ -169,20 +249,29 @@ class NvmlSampler:
         same = len(now) == len(before) and all(n == b for n, b in zip(now, before, strict=True) if n != HUNG)
         return bool(freed) or not same
 
+    def _forget_freed(self) -> list[_Owned]:
+        """The abandoned threads that have returned from the driver after all and ended."""
+        freed = [owned for owned in self._abandoned if owned.owner.ticker.ended]
+        for owned in freed:
+            self._abandoned.remove(owned)
+            self._watches.drop(owned.watch)
+        return freed
+
     def _stuck_owners(self) -> frozenset[int]:
         return frozenset(owned.owner.index for owned in self._abandoned if not owned.owner.ticker.ended)
 
     def _end(self, session: _Session) -> bool:
         """Stop the session; whether to open the next one at once rather than after a pause."""
-        every_gpu_lost = session.is_over and not self._stop.is_set()
+        is_released = self._is_released()
+        every_gpu_lost = session.is_over and not self._stop.is_set() and not is_released
         self._lister.expect(session.lost())
         self._abandoned += session.stop()
         if self._events is not None:
             self._events.join(_JOIN_S)
-        if not self._abandoned and not (self._events and self._events.is_alive()):
-            self._shutdown_watch.current = ("nvmlShutdown", time.monotonic_ns())
-            close_library()
-            self._shutdown_watch.current = None
+        if not self._is_in_driver():
+            self._close()
+        if is_released:
+            session.tell_paused(RELEASED)
         if every_gpu_lost:
             log.error("access to every GPU is lost (%s): opening the driver anew", session.reason)
             self._state("failed", session.reason)
@@ -272,6 +361,12 @@ class _Session:
         """Why the session's GPUs were lost."""
         return next(iter(self.lost().values()), "access_lost")
 
+    def tell_paused(self, reason: str) -> None:
+        """Say that the GPUs whose threads have ended are not read for now."""
+        for owned in self._owned:
+            if owned.owner.ticker.ended:
+                owned.owner.tell_paused(reason)
+
     def stop(self) -> list[_Owned]:
         """End all owners; those that are stuck in the driver are the answer, and must not be joined or replaced."""
         self.stopped.set()
@@ -288,7 +383,7 @@ class _Session:
 def _above_floor(interval_ns: int) -> int:
     if interval_ns < FLOOR_NS:
         floor_ms = FLOOR_NS // 1_000_000
-        log.warning("sampling_interval_ms %g is below GPM's floor: it samples every %d ms", interval_ns / 1e6, floor_ms)
+        log.info("sampling_interval_ms %g is below GPM's floor: its windows are %d ms", interval_ns / 1e6, floor_ms)
     return max(interval_ns, FLOOR_NS)
 
 
