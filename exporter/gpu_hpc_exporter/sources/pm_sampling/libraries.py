@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,15 +22,25 @@ _WHEELS: Final = re.compile(r"nvidia-cuda-cupti(-cu\d+)?")
 _LIBRARY: Final = re.compile(r"libcupti\.so\.1[2-9]")
 _API_VERSIONS: Final[dict[int, Version]] = {24: (12, 6), 26: (12, 8), 27: (12, 9), 28: (12, 9)}
 """cuptiGetVersion before CUDA 13, which answers 10000 x major + 100 x minor (NVIDIA's cupti_version.h)."""
-_CUDA_FOLDERS: Final = ("extras/CUPTI/lib64", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib")
+_TOOLKIT: Final = "/usr/local/cuda"
+_TOOLKIT_FOLDERS: Final = ("extras/CUPTI/lib64", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib")
+_TOOLKIT_DEPTH: Final = 4
+"""So many folders up from its libraries, at most, a toolkit has its version.json."""
+_SYSTEM_FOLDERS: Final = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
+"""Where distributions put their own packages of CUPTI."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A CUPTI that might do; `version` None where only loading it tells."""
+    """A CUPTI that might do; `version` None where only loading it tells all of it."""
 
     path: str
     version: Version | None
+
+    @property
+    def major(self) -> int:
+        """CUDA's, as the file's name says."""
+        return int(self.path.rpartition(".")[2])
 
 
 def version_of_api(number: int) -> Version:
@@ -42,36 +53,43 @@ def version_of_api(number: int) -> Version:
 def choose_library(driver: Version, environment: Mapping[str, str] = os.environ) -> Candidate:
     """The best library for a driver that runs CUDA up to `driver`. Raises LibraryUnusableError.
 
-    A library newer than the driver's CUDA answers errors, one before 12.9 lacks most counters; so: the newest
-    between, else the newest from 12.6 on, else one whose version nobody tells.
+    That is the newest which is not newer than the driver's CUDA (it would answer errors), else one whose version
+    nobody tells.
     """
-    found = list(_candidates(environment))
+    if driver < OLDEST:
+        raise LibraryUnusableError(
+            f"the driver runs CUDA up to {driver[0]}.{driver[1]}: PM sampling needs one that runs 12.6 or later"
+        )
+    found = list(dict.fromkeys(_candidates(environment)))
     fitting = [(c.version, c) for c in found if c.version is not None and OLDEST <= c.version <= driver]
-    full = [pair for pair in fitting if pair[0] >= FULL_SETS_FROM]
-    # Of equally new ones the first found: wheels before CUDA_HOME before the loader's.
-    for choice in (full, fitting):
-        if choice:
-            newest = max(version for version, _ in choice)
-            return next(candidate for version, candidate in choice if version == newest)
-    untold = [candidate for candidate in found if candidate.version is None]
+    if fitting:
+        # Of equally new ones the first found: wheels before CUDA_HOME before the loader's.
+        return max(fitting, key=lambda pair: pair[0])[1]
+    untold = [c for c in found if c.version is None and c.major <= driver[0]]
     if untold:
         return untold[0]
-    seen = ", ".join(f"{c.path} is {c.version[0]}.{c.version[1]}" for c in found if c.version)
+    seen = ", ".join(f"{c.path} is {'.'.join(map(str, c.version or (c.major,)))}" for c in found)
     raise LibraryUnusableError(
         f"no CUPTI between 12.6 and the driver's {driver[0]}.{driver[1]} was found"
-        f"{f' ({seen})' if seen else ''}: pip install 'gpu-hpc-exporter[cupti]', or set pm_sampling.library"
+        f"{f' ({seen})' if seen else ''}: pip install {_remedy(driver)}, or set pm_sampling.library"
     )
+
+
+def _remedy(driver: Version) -> str:
+    """What pip finds the right library for: the extra's is too new for some drivers."""
+    if driver >= FULL_SETS_FROM:
+        return "'gpu-hpc-exporter[cupti]'"
+    return f"'nvidia-cuda-cupti-cu12>=12.6,<{driver[0]}.{driver[1] + 1}'"
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[Candidate]:
     yield from _wheels()
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if environment.get(variable):
-            yield from _in_cuda_home(Path(environment[variable]))
-    yield from _in_cuda_home(Path("/usr/local/cuda"))
-    for folder in environment.get("LD_LIBRARY_PATH", "").split(":"):
+    for root in (environment.get("CUDA_HOME"), environment.get("CUDA_PATH"), _TOOLKIT):
+        if root:
+            yield from _first(Path(root) / folder for folder in _TOOLKIT_FOLDERS)
+    for folder in (*environment.get("LD_LIBRARY_PATH", "").split(":"), *_SYSTEM_FOLDERS):
         if folder:
-            yield from (Candidate(str(file), None) for file in _libraries(Path(folder)))
+            yield from _in_folder(Path(folder))
 
 
 def _wheels() -> Iterator[Candidate]:
@@ -80,29 +98,40 @@ def _wheels() -> Iterator[Candidate]:
         if not _WHEELS.fullmatch(name.lower().replace("_", "-")):
             continue
         for file in distribution.files or ():
-            if _LIBRARY.fullmatch(file.name):
-                yield Candidate(str(distribution.locate_file(file)), _version(distribution.version))
+            path = Path(str(distribution.locate_file(file)))
+            if _LIBRARY.fullmatch(file.name) and path.exists():
+                yield Candidate(str(path), _version(distribution.version))
 
 
-def _in_cuda_home(root: Path) -> Iterator[Candidate]:
-    version = None
-    try:
-        tools = json.loads((root / "version.json").read_text("utf-8"))
-        version = _version(str(tools["cuda_cupti"]["version"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        version = None  # an old or cut-down toolkit: the library itself will tell
-    for folder in _CUDA_FOLDERS:
-        for file in _libraries(root / folder):
-            yield Candidate(str(file), version)
+def _first(folders: Iterable[Path]) -> Iterator[Candidate]:
+    """What the first of the folders that has any has: those of a toolkit are links to one another."""
+    for folder in folders:
+        found = list(_in_folder(folder))
+        if found:
+            yield from found
             return
 
 
-def _libraries(folder: Path) -> Iterator[Path]:
+def _in_folder(folder: Path) -> Iterator[Candidate]:
     try:
-        files = sorted(folder.iterdir(), reverse=True)
+        names = sorted((file.name for file in folder.iterdir()), reverse=True)
     except OSError:
         return
-    yield from (file for file in files if _LIBRARY.fullmatch(file.name))
+    libraries = [folder / name for name in names if _LIBRARY.fullmatch(name)]
+    if libraries:
+        version = _toolkit_version(folder)
+        yield from (Candidate(str(file), version) for file in libraries)
+
+
+def _toolkit_version(folder: Path) -> Version | None:
+    """As the toolkit around the folder says; None for an old or cut-down one: loading the library will tell."""
+    for root in (folder, *folder.parents)[:_TOOLKIT_DEPTH]:
+        try:
+            tools = json.loads((root / "version.json").read_text("utf-8"))
+            return _version(str(tools["cuda_cupti"]["version"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
 
 
 def _version(text: str) -> Version | None:

@@ -7,8 +7,8 @@ out in `DROP_ORDER`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, cast, get_args
@@ -74,7 +74,11 @@ _PERCENT_LIMIT: Final = 100 * ROUNDING
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Chips with one set. `chips`: bytes of a window's records by chip. `before_12_9`: what replaces L2 and DRAM."""
+    """Chips with one set.
+
+    `chips`: by chip, the bytes of a window's records with all counters; the most that CUPTI 12.9 or 13.1 estimates.
+    `before_12_9`: what replaces L2, DRAM and other counters that older CUPTIs do not know.
+    """
 
     chips: dict[str, int]
     trigger: Literal["time", "sysclk"]
@@ -90,6 +94,16 @@ def families() -> Mapping[str, Family]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where the parts lie among the values of a window, by how they are read: worked out once, used for each window."""
+
+    amounts: tuple[tuple[Part, int], ...]
+    shares: tuple[tuple[Part, int], ...]
+    combined: tuple[tuple[Part, slice, Callable[[Iterable[float]], float]], ...]
+    """Shares that several counters tell together."""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricSet:
     """The counters to read on one GPU: names by what they are for."""
 
@@ -98,26 +112,20 @@ class MetricSet:
     trigger: Literal["time", "sysclk"]
     l2_parts: int
     bytes_per_window: int
+    shortfall: str = ""
+    """Why core counters are missing that a newer CUPTI has; "" where none are."""
+    l2_definition: L2Definition = field(init=False)
+    """How missed L2 sectors are found; "" where they cannot be."""
+    plan: _Plan = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l2_definition", _l2_definition(self))
+        object.__setattr__(self, "plan", _plan(self.metrics))
 
     @property
     def names(self) -> list[str]:
         """All counters, in the order of `values`."""
         return [name for names in self.metrics.values() for name in names]
-
-    @property
-    def l2_definition(self) -> L2Definition:
-        """How missed L2 sectors are found; "" where they cannot be."""
-        if "l2_sectors" not in self.metrics:
-            return ""
-        if "l2_hit_rate" in self.metrics:
-            return "hit_rate"
-        has_dram = {"dram_read_bytes", "dram_written_bytes"} <= self.metrics.keys()
-        return "dram_sectors" if has_dram and self._counts_requests else ""
-
-    @property
-    def _counts_requests(self) -> bool:
-        """Whether sectors that crossed between the parts of the L2 can be taken out."""
-        return self.l2_parts == 1 or "l2_cross_partition" in self.metrics
 
     def reduced(self) -> tuple[MetricSet, tuple[Part, ...]]:
         """Without the next ones to give up, and which those are; the same and () where only the core is left."""
@@ -130,6 +138,33 @@ class MetricSet:
     def without(self, *parts: Part) -> MetricSet:
         """Without these parts."""
         return replace(self, metrics={part: names for part, names in self.metrics.items() if part not in parts})
+
+
+def _l2_definition(metric_set: MetricSet) -> L2Definition:
+    parts = metric_set.metrics.keys()
+    # Sectors that crossed between the two parts of an L2 are counted twice: they must be known to be taken out.
+    counts_requests = metric_set.l2_parts == 1 or "l2_cross_partition" in parts
+    if "l2_sectors" not in parts or not counts_requests:
+        return ""
+    if "l2_hit_rate" in parts:
+        return "hit_rate"
+    return "dram_sectors" if {"dram_read_bytes", "dram_written_bytes"} <= parts else ""
+
+
+def _plan(metrics: Mapping[Part, Sequence[str]]) -> _Plan:
+    amounts: list[tuple[Part, int]] = []
+    shares: list[tuple[Part, int]] = []
+    combined = []
+    position = 0
+    for part, names in metrics.items():
+        if len(names) > 1:
+            # Reads and writes share the DRAM between them; of pipes that work side by side the busiest counts.
+            combine = sum if part == "dram_active" else max
+            combined.append((part, slice(position, position + len(names)), combine))
+        else:
+            (amounts if names[0].endswith(".sum") else shares).append((part, position))
+        position += len(names)
+    return _Plan(tuple(amounts), tuple(shares), tuple(combined))
 
 
 class UnsupportedError(Exception):
@@ -146,9 +181,7 @@ def choose(chip: str, cupti: tuple[int, int], links: Sequence[Link], interval_ns
         raise UnsupportedError(f"no set of counters for the chip {chip[:32]!r}")
     if cupti < OLDEST:
         raise UnsupportedError("PM sampling needs CUPTI 12.6 or later")
-    metrics = dict(family.metrics)
-    if cupti < FULL_SETS_FROM:
-        metrics = _before_12_9(family)
+    metrics = family.metrics if cupti >= FULL_SETS_FROM else _before_12_9(family)
     absent: set[str] = set()
     if "nvlink" not in links:  # counters of a link that is down: no window would ever complete
         absent |= {"nvlink_received_bytes", "nvlink_transmitted_bytes"}
@@ -161,7 +194,9 @@ def choose(chip: str, cupti: tuple[int, int], links: Sequence[Link], interval_ns
     if interval_ns < SHORT_NS:
         absent |= metrics.keys() - CORE
     kept = {part: names for part, names in metrics.items() if part not in absent}
-    return MetricSet(chip, kept, family.trigger, family.l2_parts, family.chips[chip])
+    lost = [part for part in family.metrics if part in CORE and part not in metrics]
+    shortfall = f"CUPTI before 12.9 has no counters for {', '.join(lost)}" if lost else ""
+    return MetricSet(chip, kept, family.trigger, family.l2_parts, family.chips[chip], shortfall)
 
 
 def _before_12_9(family: Family) -> dict[Part, list[str]]:
@@ -185,36 +220,48 @@ def to_quantities(
 ) -> tuple[dict[Quantity, float], list[Rejection]]:
     """Values of one window of `seconds` in base units, from CUPTI's in the order of `names`; and what is impossible.
 
-    Percentages become ratios and amounts integers; of several counters for one part the busiest counts, but the
-    shares of reads and writes that old CUPTIs give for DRAM add up.
+    Percentages become ratios and amounts integers. A part is left out when any of its counters is impossible.
     """
+    plan = metric_set.plan
+    limit = _RATE_LIMIT * seconds
     parts: dict[Part, float] = {}
     rejected: list[Rejection] = []
-    position = 0
-    for part, names in metric_set.metrics.items():
-        values = raw[position : position + len(names)]
-        position += len(names)
-        value = values[0] if len(values) == 1 else sum(values) if part == "dram_active" else max(values)
-        limit = _RATE_LIMIT * seconds if names[0].endswith(".sum") else _PERCENT_LIMIT
-        if not 0.0 <= value <= limit or value != value:  # noqa: PLR0124  NaN is the one that differs from itself
-            rejected.append(Rejection(part, problem_of(value, limit)))
+    for part, position in plan.amounts:
+        value = raw[position]
+        if 0.0 <= value <= limit:
+            parts[part] = round(value)
         else:
-            parts[part] = round(value) if names[0].endswith(".sum") else min(1.0, value / 100)
+            rejected.append(Rejection(part, problem_of(value, limit)))
+    for part, position in plan.shares:
+        value = raw[position]
+        if 0.0 <= value <= _PERCENT_LIMIT:
+            parts[part] = value / 100 if value < 100.0 else 1.0
+        else:
+            rejected.append(Rejection(part, problem_of(value, _PERCENT_LIMIT)))
+    for part, positions, combine in plan.combined:
+        values = raw[positions]
+        value = combine(values)
+        wrong = [each for each in (*values, value) if not 0.0 <= each <= _PERCENT_LIMIT]
+        if wrong:
+            rejected.append(Rejection(part, problem_of(wrong[0], _PERCENT_LIMIT)))
+        else:
+            parts[part] = min(1.0, value / 100)
     return _quantities(metric_set, parts), rejected
 
 
 def _quantities(metric_set: MetricSet, parts: dict[Part, float]) -> dict[Quantity, float]:
+    sectors = parts.pop("l2_sectors", None)
     crossing = parts.pop("l2_cross_partition", None)
     hit_rate = parts.pop("l2_hit_rate", None)
-    counted = parts.pop("l2_sectors", None)
     values = cast("dict[Quantity, float]", parts)  # the parts that are left are quantities
-    if counted is None or (metric_set.l2_parts == 2 and crossing is None):
+    if sectors is None or (metric_set.l2_parts == 2 and crossing is None):
         return values
-    requested = round(counted * (1.0 - (crossing or 0.0)))
+    requested = sectors if crossing is None else round(sectors * (1.0 - crossing))
     values["l2_sectors"] = requested
-    if hit_rate is not None:
-        values["l2_missed_sectors"] = round(requested * (1.0 - hit_rate))
+    if metric_set.l2_definition == "hit_rate":
+        if hit_rate is not None:
+            values["l2_missed_sectors"] = round(requested * (1.0 - hit_rate))
     elif "dram_read_bytes" in values and "dram_written_bytes" in values:
-        moved = (values["dram_read_bytes"] + values["dram_written_bytes"]) / L2_SECTOR_BYTES
-        values["l2_missed_sectors"] = min(requested, round(moved))
+        moved = round((values["dram_read_bytes"] + values["dram_written_bytes"]) / L2_SECTOR_BYTES)
+        values["l2_missed_sectors"] = min(moved, requested)
     return values
