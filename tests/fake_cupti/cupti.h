@@ -10,7 +10,7 @@ typedef struct Host Host;       /* CUpti_Profiler_Host_Object */
 typedef struct Sampler Sampler; /* CUpti_PmSampling_Object */
 enum { TRIGGER_SYSCLK = 0, TRIGGER_TIME = 1 };
 enum { KEEP_OLDEST = 0, KEEP_LATEST = 1 };
-enum { STOP_IMAGE_FULL = 1, STOP_END_OF_RECORDS = 2 };
+enum { STOP_OTHER = 0, STOP_IMAGE_FULL = 1, STOP_END_OF_RECORDS = 2 };
 
 typedef struct { size_t size; void *reserved; } Params; /* how every parameter struct begins */
 typedef struct { Params head; size_t device; const char *chip; } ChipNameParams;

@@ -48,6 +48,8 @@ typedef enum { Q_no_samples, Q_flood, Q_drop, Q_duplicate, Q_stop_reason, Q_pass
                QUIRKS } QuirkKind;
 typedef struct { QuirkKind kind; uint64_t number; int device; char *chip, *when; Span span; } Quirk;
 
+typedef enum { BUSY_AT_ENABLE, BUSY_AT_SETCONFIG, BUSY_AT_START } BusyAt;
+
 typedef struct Scenario Scenario;
 struct Scenario {
     const Scenario *before; /* what held before the time `since` */
@@ -55,8 +57,10 @@ struct Scenario {
     uint32_t version;
     int driver_cuda;
     uint64_t max_metrics;
-    bool busy_at_start;                        /* not at Enable */
-    bool full_image_drops;                     /* what does not fit is lost, not left for later */
+    BusyAt busy_at;                            /* where a GPU with another owner answers 26 */
+    bool full_image_keeps;                     /* what does not fit is left for later, not lost */
+    bool clean_first_sample;                   /* not begun long before the session */
+    bool free_of_charge;                       /* calls take no time */
     const char **chips; int chip_count;        /* that this libcupti knows */
     Device *devices[MAX_DEVICES];              /* by id */
     int order[MAX_DEVICES], device_count;      /* ids as declared */
@@ -105,6 +109,7 @@ int call_close(Call *c, int ret);
 _Noreturn void misuse(Function fn, const char *why);
 void stat_add(Stat stat, int device, int64_t amount);
 int64_t monotonic_ns(void);
+void sleep_ns(int64_t ns);
 double seconds_at(int64_t monotonic); /* since the first start; 0 before it */
 void clock_start(int64_t monotonic);  /* the process's first call sets the origin of all times */
 

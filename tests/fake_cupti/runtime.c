@@ -47,7 +47,7 @@ void clock_start(int64_t monotonic)
 
 static double seconds_now(void) { return seconds_at(monotonic_ns()); }
 
-static void sleep_ns(int64_t ns)
+void sleep_ns(int64_t ns)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);

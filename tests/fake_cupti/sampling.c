@@ -36,6 +36,8 @@ struct Sampler {
     uint64_t start_gpu_ns;     /* the same on the GPU's clock */
     uint64_t arrived;          /* windows that the hardware has finished and we have seen */
     bool overflow;
+    bool full;                 /* KEEP_OLDEST has lost windows: no decode until the next Start */
+    bool truncated;            /* the decode before filled the image */
     Queue buffer; /* the hardware buffer */
     Queue again;  /* `duplicate`: delivered once, to be delivered again */
 };
@@ -43,6 +45,18 @@ struct Sampler {
 static Sampler **samplers; /* never freed, so that a use after Disable is seen */
 static size_t sampler_count;
 static pthread_mutex_t samplers_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* What calls take on an H200 (driver 580), and what its first windows look like. */
+static const int64_t SET_CONFIG_NS = 240000000, STOP_NS = 3500000, DISABLE_NS = 65000000, DECODE_NS = 2500000,
+                     WINDOW_NS = 50000;
+static const uint64_t FIRST_GAP_NS = 1400, FIRST_AGE_NS = UINT64_C(187000000000);
+static uint64_t last_end[MAX_DEVICES]; /* of this process's session before, on the GPU's clock */
+
+static void spend(const Call *c, int64_t ns)
+{
+    if (!c->scenario->free_of_charge)
+        sleep_ns(ns);
+}
 
 /* ---- Queues ---- */
 
@@ -155,6 +169,7 @@ static void collect(Sampler *s, const Call *c)
         if (buffer->count == buffer->capacity) {
             if (s->append == KEEP_OLDEST) {
                 lose(s, end - window);
+                s->full = true;
                 return;
             }
             queue_pop(buffer);
@@ -169,7 +184,12 @@ static void deliver(Sampler *s, const Call *c, CounterData *data, uint64_t windo
     uint64_t from = boundary(s, window), to = boundary(s, window + 1);
     double t = seconds_at(s->start_ns + (int64_t)((from + to) / 2)), seconds = (double)(to - from) / 1e9;
     const Scenario *then = scenario_at(c->scenario, t);
-    *counter_data_window(data, data->samples) = (Window){s->start_gpu_ns + from, s->start_gpu_ns + to};
+    Window *times = counter_data_window(data, data->samples);
+    *times = (Window){s->start_gpu_ns + from, s->start_gpu_ns + to};
+    if (window == 0 && !c->scenario->clean_first_sample) {
+        uint64_t before = last_end[s->device->id];
+        *times = (Window){before ? before : times->start - FIRST_AGE_NS, times->end - FIRST_GAP_NS};
+    }
     double *values = counter_data_values(data, data->samples);
     const char *name = counter_data_names(data);
     for (uint64_t i = 0; i < data->metric_count; i++, name += strlen(name) + 1)
@@ -184,6 +204,10 @@ static int decode(Sampler *s, const Call *c, DecodeParams *p, CounterData *data)
     p->overflow = s->overflow;
     p->stop_reason = STOP_END_OF_RECORDS;
     s->overflow = false;
+    if (s->full) {
+        p->overflow = 1;
+        return OUT_OF_MEMORY;
+    }
     if (sampler_quirk(s, c, Q_flood)) {
         queue_clear(&s->buffer);
         p->overflow = 1;
@@ -202,8 +226,13 @@ static int decode(Sampler *s, const Call *c, DecodeParams *p, CounterData *data)
     }
     if (data->samples == data->max_samples && s->buffer.count + s->again.count) {
         p->stop_reason = STOP_IMAGE_FULL;
-        if (c->scenario->full_image_drops)
+        if (!c->scenario->full_image_keeps) {
             queue_clear(&s->buffer);
+            s->truncated = true;
+        }
+    } else if (s->truncated) {
+        p->stop_reason = STOP_OTHER;
+        s->truncated = false;
     }
     const Quirk *reason = sampler_quirk(s, c, Q_stop_reason);
     if (reason)
@@ -271,7 +300,7 @@ static int enable(const Scenario *scenario, const Device *device, Sampler **samp
         s->device = device;
         s->lock_file = -1;
         pthread_mutex_init(&s->mutex, NULL);
-        rc = scenario->busy_at_start ? OK : own_gpu(s);
+        rc = scenario->busy_at == BUSY_AT_ENABLE ? own_gpu(s) : OK;
         s->live = rc == OK;
         *APPEND(samplers, sampler_count) = s;
         *sampler = s;
@@ -310,6 +339,7 @@ int cuptiPmSamplingDisable(SamplerParams *p)
             stat_add(STAT_dead_object_uses, s->device->id, 1);
             misuse(c.fn, "another thread is inside a call on this object");
         }
+        spend(&c, DISABLE_NS);
         s->live = false;
         disown_gpu(s);
         names_clear(&s->metrics);
@@ -335,6 +365,10 @@ static int configure(Sampler *s, const Call *c, const SetConfigParams *p)
     if (!print || !capacity || !p->interval || p->trigger < 0 || p->trigger > TRIGGER_TIME ||
         p->append < 0 || p->append > KEEP_LATEST)
         return INVALID_PARAMETER;
+    int rc = c->scenario->busy_at == BUSY_AT_SETCONFIG ? own_gpu(s) : OK;
+    if (rc != OK)
+        return rc;
+    spend(c, SET_CONFIG_NS);
     names_clear(&s->metrics);
     config_image_metrics(p->config, &s->metrics);
     if (passes_needed(c->scenario, &s->metrics, c->t) > 1 || !trigger_supported(s->device->chip, p))
@@ -375,7 +409,7 @@ static int start(Sampler *s)
         (uint64_t)(now.tv_sec * INT64_C(1000000000) + now.tv_nsec + s->device->offset_ns);
     clock_start(s->start_ns);
     s->started = s->running = true;
-    s->overflow = false;
+    s->overflow = s->full = s->truncated = false;
     s->arrived = 0;
     queue_clear(&s->buffer);
     queue_clear(&s->again);
@@ -398,10 +432,13 @@ int cuptiPmSamplingStop(SamplerParams *p)
     if (rc == OK && !p->sampler->running)
         rc = INVALID_OPERATION;
     if (rc == OK) {
-        p->sampler->stop_ns = monotonic_ns();
-        p->sampler->running = false;
-        if (c.scenario->busy_at_start)
-            disown_gpu(p->sampler);
+        Sampler *s = p->sampler;
+        spend(&c, STOP_NS);
+        s->stop_ns = monotonic_ns();
+        s->running = false;
+        last_end[s->device->id] = s->start_gpu_ns + (uint64_t)(s->stop_ns - s->start_ns);
+        if (c.scenario->busy_at == BUSY_AT_START)
+            disown_gpu(s);
     }
     return close_sampler(&c, p, rc);
 }
@@ -421,8 +458,11 @@ int cuptiPmSamplingDecodeData(DecodeParams *p)
     if (rc == OK &&
         config_image_print(p->sampler->config, p->sampler->config_size) != p->sampler->config_print)
         misuse(c.fn, "the config image changed since SetConfig: it must live until Disable");
-    if (rc == OK)
+    if (rc == OK) {
+        uint64_t before = data->samples;
         rc = decode(p->sampler, &c, p, data);
+        spend(&c, DECODE_NS + WINDOW_NS * (int64_t)(data->samples - before));
+    }
     return close_sampler(&c, p, rc);
 }
 

@@ -304,13 +304,20 @@ static void parse_chips(Parser *p)
         *APPEND(p->s->chips, p->s->chip_count) = take_copy(p, "chip");
 }
 
-/* One of two words; whether it is the second. */
+/* Whether the word is the second of two. */
 static bool second_of(Parser *p, const char *first, const char *second)
 {
     if (accept(p, second))
         return true;
     expect(p, first);
     return false;
+}
+
+static BusyAt busy_at(Parser *p)
+{
+    if (accept(p, "enable"))
+        return BUSY_AT_ENABLE;
+    return second_of(p, "setconfig", "start") ? BUSY_AT_START : BUSY_AT_SETCONFIG;
 }
 
 static void parse_line(Parser *p)
@@ -328,9 +335,13 @@ static void parse_line(Parser *p)
     else if (accept(p, "max_metrics"))
         s->max_metrics = (uint64_t)whole(p, "max_metrics", 1, 1e6);
     else if (accept(p, "busy_at"))
-        s->busy_at_start = second_of(p, "enable", "start");
+        s->busy_at = busy_at(p);
     else if (accept(p, "full_image"))
-        s->full_image_drops = second_of(p, "keeps", "drops");
+        s->full_image_keeps = second_of(p, "drops", "keeps");
+    else if (accept(p, "first_sample"))
+        s->clean_first_sample = second_of(p, "garbage", "clean");
+    else if (accept(p, "costs"))
+        s->free_of_charge = second_of(p, "real", "none");
     else if (accept(p, "chips"))
         parse_chips(p);
     else if (accept(p, "device"))
@@ -374,7 +385,7 @@ Scenario *scenario_parse(const char *path, char *error, size_t size)
     p->path = path;
     p->error = error;
     p->size = size;
-    *s = (Scenario){.version = 28, .driver_cuda = 13000, .max_metrics = 248,
+    *s = (Scenario){.version = 28, .driver_cuda = 13000, .max_metrics = 248, .busy_at = BUSY_AT_SETCONFIG,
                     .chips = DEFAULT_CHIPS,
                     .chip_count = sizeof DEFAULT_CHIPS / sizeof *DEFAULT_CHIPS};
     FILE *file = fopen(path, "re");

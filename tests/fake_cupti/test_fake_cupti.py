@@ -170,6 +170,8 @@ class Sampler:
         return call("cuptiPmSampling" + name, sampler=self.it)[0]
 """
 
+PLAIN = "costs none\nfirst_sample clean\nfull_image keeps\nbusy_at enable\n"
+
 Make = Callable[[str], CuptiScenario]
 
 
@@ -181,8 +183,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path, library: Path) -> Make:
-    """Write a scenario."""
-    return lambda text: CuptiScenario(tmp_path, library, textwrap.dedent(text))
+    """Write a scenario; less what an H200 does to all clients, which has tests of its own."""
+    return lambda text: CuptiScenario(tmp_path, library, PLAIN + textwrap.dedent(text))
 
 
 def command(script: str) -> list[str]:
@@ -394,7 +396,7 @@ def test_full_image(make: Make) -> None:
 
 
 def test_full_image_that_drops(make: Make) -> None:
-    """`full_image drops`: what does not fit is gone."""
+    """What does not fit is gone, and the next decode answers 0 with what came since."""
     said = run(
         make("device 0\nfull_image drops"),
         """
@@ -403,50 +405,73 @@ def test_full_image_that_drops(make: Make) -> None:
         begun = time.monotonic()
         until(lambda: time.monotonic() - begun > 0.005)
         sampler.call("Stop")
-        say([sampler.decode()[1], sampler.info()[1], sampler.take()])
+        say([sampler.decode()[1], sampler.info()[1], sampler.decode()[1], sampler.take(), sampler.decode()[1]])
         """,
     )
-    assert said == [1, 10, []]
+    assert said == [1, 10, 0, [], 2]
 
 
-OVERFLOW = """
-begin()
-sampler = Sampler(append=%d, buffer=10_999)
-begun = time.monotonic()
-until(lambda: time.monotonic() - begun > 0.005)
-sampler.call("Stop")
-decoded = sampler.decode()
-say([decoded, [[round((w[0] - first) / 1e5), w[1] - w[0]] for w in sampler.windows()], sampler.decode()[2]])
-"""
+def test_a_session_of_an_h200(make: Make) -> None:
+    """What each client meets: a first sample from long ago, a gap after it, calls that take their time."""
+    said = run(
+        make("device 0\nfirst_sample garbage\ncosts real"),
+        """
+        begin()
+        def took(action):
+            begun = time.monotonic()
+            return action(), time.monotonic() - begun
+        sampler, setup = took(lambda: Sampler(interval=1_000_000))
+        windows = sampler.take_some(10)
+        _, stopping = took(lambda: sampler.call("Stop"))
+        sampler.call("Start")
+        again = sampler.take_some(1)
+        say([[[w[0] - windows[0][1], w[1] - windows[0][1]] for w in windows], again[0][0] - windows[-1][1],
+             setup, stopping, took(lambda: sampler.call("Disable"))[1]])
+        """,
+    )
+    windows, again, setup, stopping, disabling = said
+    assert windows[0][0] < -180e9
+    assert windows[1] == [1400, 1_001_400]
+    assert touch(windows[1:])
+    assert 0 < again < 100_000_000
+    assert (setup > 0.24, stopping > 0.0035, disabling > 0.065) == (True, True, True)
 
 
-@pytest.mark.parametrize("append", [0, 1])
-def test_overflow(make: Make, append: int) -> None:
-    """A hardware buffer for ten windows keeps the oldest or the latest ten."""
+def test_overflow_keeps_the_latest(make: Make) -> None:
+    """A hardware buffer for ten windows holds the latest ten."""
     scenario = make("device 0 bytes_per_window 1000")
-    said = run(scenario, OVERFLOW.replace("first", "sampler.window(0)[0]") % append)
-    assert said == [[0, 2, 1], [[number, 100_000] for number in range(10)], 0]
+    said = run(
+        scenario,
+        """
+        begin()
+        sampler = Sampler(append=1, buffer=10_999)
+        begun = time.time_ns()
+        until(lambda: time.time_ns() - begun > 50_000_000)
+        sampler.call("Stop")
+        decoded, windows = sampler.decode(), sampler.windows()
+        numbers = [[round((w[0] - windows[0][0]) / 1e5), w[1] - w[0]] for w in windows]
+        say([decoded, numbers, sampler.decode()[2], windows[0][0] - begun > 45_000_000])
+        """,
+    )
+    assert said == [[0, 2, 1], [[number, 100_000] for number in range(10)], 0, True]
     assert scenario.stats().lost_windows[0] >= 40
 
 
-def test_overflow_keeps_the_oldest_or_the_latest(make: Make) -> None:
-    """The kept windows lie at the beginning, or at the end, of the time since the start."""
+def test_overflow_of_the_oldest_ends_the_session(make: Make) -> None:
+    """With KEEP_OLDEST no decode succeeds after an overflow, until Stop and Start."""
     said = run(
         make("device 0 bytes_per_window 1000"),
         """
         begin()
-        starts = []
-        for append in 0, 1:
-            begun, sampler = time.time_ns(), Sampler(append=append, buffer=10_000)
-            until(lambda: time.time_ns() - begun > 50_000_000)
-            sampler.call("Stop")
-            sampler.decode()
-            starts.append((sampler.window(0)[0] - begun) / 1e6)
-            sampler.call("Disable")
-        say(starts)
+        begun, sampler = time.monotonic(), Sampler(interval=1_000_000, buffer=10_000)
+        until(lambda: time.monotonic() - begun > 0.05)
+        codes = [sampler.decode()[0], *sampler.decode(), sampler.info()[1]]
+        codes += [sampler.call("Stop"), sampler.decode()[0], sampler.call("Start")]
+        until(lambda: sampler.decode()[0] == 0 and sampler.info()[1])
+        say(codes)
         """,
     )
-    assert said[0] < 45 < said[1]
+    assert said == [8, 8, 2, 1, 0, 0, 8, 0]
 
 
 def test_one_owner_for_each_gpu(make: Make, start: Start) -> None:
@@ -470,6 +495,10 @@ def test_one_owner_for_each_gpu(make: Make, start: Start) -> None:
         scenario.rewrite("device 0\nbusy_at start")
         script = "begin(); s = Sampler(start=False); say([s.code, s.call('Start'), s.call('Stop')])"
         assert run(scenario, script) == [0, 26, 7]
+        scenario.rewrite("device 0")
+        calls = scenario.calls().get("cuptiPmSamplingSetConfig", 0)
+        assert run(scenario, "begin(); say(Sampler().code)") == 26
+        assert scenario.calls()["cuptiPmSamplingSetConfig"] == calls + 1
 
 
 def test_fault_codes(make: Make) -> None:
@@ -740,13 +769,13 @@ def test_threads_inside_one_gpu_are_counted(make: Make) -> None:
         ("device 0\npasses 2 device 0", "2: 'device' not understood"),
         ("device 0\n\ndrop 3", "3: 'every' expected"),
         ("version x", "1: version: 'x' is no number"),
-        ("busy_at noon", "1: 'enable' expected"),
+        ("busy_at noon", "1: 'setconfig' expected"),
     ],
 )
-def test_bad_lines_are_named(make: Make, text: str, message: str) -> None:
+def test_bad_lines_are_named(tmp_path: Path, library: Path, text: str, message: str) -> None:
     """A scenario that cannot be read is refused at once."""
     with pytest.raises(ScenarioError, match=message):
-        make(text)
+        CuptiScenario(tmp_path, library, text)
 
 
 def test_other_version_without_a_function(tmp_path: Path) -> None:
