@@ -2,7 +2,8 @@
 
 Loaded in the helper process only: a broken or hanging CUPTI must not take the exporter with it. The structures
 are those of CUDA 12.6, the oldest that has PM sampling; later libraries read `structSize` and know by it which
-fields exist. A test compiles NVIDIA's own headers and compares every size and offset.
+fields exist, while an older one refuses a size that it does not know. A test compiles NVIDIA's own headers and
+compares every size and offset.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ _RESULTS: Final = {
     43: "mig_device_not_supported",
     44: "sli_device_not_supported",
     45: "wsl_device_not_supported",
+    46: "invalid_chip_name",
     999: "unknown",
 }
 """CUptiResult by name in lower case, as far as these calls answer it."""
+_UNKNOWN_CHIP: Final = ("cuptiProfilerHostInitialize", 1)
+"""How CUPTI before 13.1 says invalid_chip_name."""
 _CUDA_RESULTS: Final = {
     2: "out_of_memory",
     3: "not_initialized",
@@ -71,7 +75,7 @@ class CuptiError(Exception):
     def __init__(self, call: str, code: int, names: dict[int, str] = _RESULTS) -> None:
         self.call = call
         self.code = code
-        self.name = names.get(code, f"code_{code}")
+        self.name = "invalid_chip_name" if (call, code) == _UNKNOWN_CHIP else names.get(code, f"code_{code}")
         super().__init__(f"{call}: {self.name}")
 
     @property
@@ -87,7 +91,7 @@ class CuptiError(Exception):
     @property
     def unsupported(self) -> bool:
         """The answer will not change while the GPU and its mode stay what they are."""
-        return self.name.endswith("not_supported")
+        return self.name.endswith("not_supported") or self.name == "invalid_chip_name"
 
 
 class Params(ctypes.Structure):
@@ -194,7 +198,7 @@ class PmSetConfig(Params):
         ("hardwareBufferSize", c_size_t),
         ("samplingInterval", c_uint64),
         ("triggerMode", c_int),
-        ("hwBufferAppendMode", c_int),
+        # 12.8 added hwBufferAppendMode, which is KEEP_OLDEST where it is left out; 12.6 refuses a longer structure.
     ]
 
 
