@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from gpu_hpc_exporter.model import Incident, L2Definition, Link, Quantity, State
+from gpu_hpc_exporter.sources.pm_sampling.metric_sets import Part
 
 MAX_FRAME: Final = 16 << 20
 MAX_TEXT: Final = 400
@@ -21,6 +22,8 @@ _LENGTH: Final = struct.Struct("<I")
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Duration = Annotated[int, msgspec.Meta(ge=1, le=3_600_000_000_000)]
+Value = Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -86,7 +89,7 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     """A value that cannot be true was left out of a window."""
 
     uuid: Text
-    reading: Text
+    reading: Part
     reason: Literal["nan", "negative", "above_range", "sentinel"]
 
 
@@ -98,8 +101,13 @@ class Windows(msgspec.Struct, frozen=True, tag="windows"):
 
     uuid: Text
     ends_ns: list[Nanoseconds]
-    durations_ns: list[Nanoseconds]
-    values: dict[Quantity, list[float]]
+    durations_ns: list[Duration]
+    values: dict[Quantity, list[Value]]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.ends_ns), len(self.durations_ns), *map(len, self.values.values())}
+        if len(lengths) > 1:
+            raise ValueError("columns of different lengths")
 
 
 FromHelper = Ready | Unusable | Alive | GpuState | Sampling | Happened | Rejected | Windows
@@ -131,7 +139,7 @@ class FrameReader:
         while (body := take_frame(self._buffer)) is not None:
             try:
                 yield _from_helper.decode(body)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise ProtocolError(f"the helper sent no message of ours: {str(error)[:MAX_TEXT]}") from error
 
 
@@ -141,7 +149,7 @@ def take_frame(buffer: bytearray) -> bytes | None:
         return None
     (length,) = _LENGTH.unpack_from(buffer)
     if length > MAX_FRAME:
-        raise ProtocolError(f"the helper sent a frame of {length} bytes: more than {MAX_FRAME}")
+        raise ProtocolError(f"a frame of {length} bytes: more than {MAX_FRAME}")
     if len(buffer) < _LENGTH.size + length:
         return None
     body = bytes(buffer[_LENGTH.size : _LENGTH.size + length])
@@ -153,5 +161,5 @@ def decode_order(body: bytes) -> Order:
     """The order in a frame's body. Raises ProtocolError."""
     try:
         return _order.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"no order of ours: {str(error)[:MAX_TEXT]}") from error
