@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from gpu_hpc_exporter.config import Config, ConfigError
-from gpu_hpc_exporter.model import NS
+from gpu_hpc_exporter.model import NS, SourceName
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
 from gpu_hpc_exporter.samplers.nvml import RELEASED, NvmlSampler
@@ -242,6 +242,7 @@ class Exporter:
         self._config = load()
         self._settings = ExpositionSettings(self._config.series_limit)
         self._fleet = source.fleet(self._config)
+        self._configure_fleet(self._config)
         self._lock = threading.Lock()
         self._reloads: set[asyncio.Task[str]] = set()
         self.exit_status = 0
@@ -322,9 +323,13 @@ class Exporter:
             _warn_of_idle_sections(config)
             self._config = config
             self._settings = ExpositionSettings(config.series_limit)
-            self._fleet.configure(round(config.gauge_window_seconds * NS), config.expected_gpus)
+            self._configure_fleet(config)
             log.info("configuration reloaded")
             return ""
+
+    def _configure_fleet(self, config: Config) -> None:
+        required = frozenset[SourceName](["pm_sampling"] if config.pm_sampling.mode == "required" else [])
+        self._fleet.configure(round(config.gauge_window_seconds * NS), config.expected_gpus, required)
 
     def _has_lost_all(self) -> bool:
         """Whether there were GPUs and none can be read."""

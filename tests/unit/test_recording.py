@@ -27,14 +27,19 @@ from gpu_hpc_exporter.model import (
     DriverError,
     Event,
     Gpu,
+    Incident,
     IntervalInForce,
     Inventory,
+    L2Definition,
     Link,
+    Quantity,
     ReadingRejected,
     Readings,
+    SamplingIncident,
     SourceName,
     StateChange,
     Window,
+    WindowSource,
     WindowsRejected,
 )
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
@@ -58,6 +63,7 @@ NINE_WORKLOADS = {
 _TEXT = st.text(max_size=40)
 _TIME = st.integers(0, 86_400 * NS)
 _UUID = st.sampled_from([G0.uuid, G1.uuid, M1.uuid])
+_WINDOW_SOURCE = st.sampled_from(get_args(WindowSource))
 _QUANTITY_VALUES = st.fixed_dictionaries(
     {}, optional={q: st.integers(0, 2**53) if q in COUNT_QUANTITIES else st.floats(0, 1) for q in QUANTITIES}
 )
@@ -72,14 +78,22 @@ _GPU = st.builds(
 )
 _EVENTS = st.one_of(
     st.builds(Inventory, _TIME, st.lists(_GPU, max_size=3).map(tuple), st.builds(Driver, _TEXT, _TEXT, _TEXT)),
-    st.builds(Window, _UUID, st.just("gpm"), _TIME, st.integers(1, 60 * NS), _QUANTITY_VALUES, st.booleans()),
-    st.builds(WindowsRejected, _TIME, _UUID, st.just("gpm"), st.integers(1, 1_000_000)),
+    st.builds(Window, _UUID, _WINDOW_SOURCE, _TIME, st.integers(1, 60 * NS), _QUANTITY_VALUES, st.booleans()),
+    st.builds(WindowsRejected, _TIME, _UUID, _WINDOW_SOURCE, st.integers(1, 1_000_000)),
     st.builds(ReadingRejected, _TIME, _UUID, _TEXT, st.sampled_from(["nan", "negative", "above_range", "sentinel"])),
     st.builds(Readings, _UUID, _TIME, _READING_VALUES),
     st.builds(
         StateChange, _TIME, st.sampled_from(get_args(SourceName)), _UUID | st.just(""), st.sampled_from(STATES), _TEXT
     ),
-    st.builds(IntervalInForce, _TIME, _UUID, st.just("gpm"), st.integers(1, 60 * NS)),
+    st.builds(
+        IntervalInForce,
+        _TIME,
+        _UUID,
+        _WINDOW_SOURCE,
+        st.integers(1, 60 * NS),
+        st.sampled_from(get_args(L2Definition)),
+    ),
+    st.builds(SamplingIncident, _TIME, _UUID | st.just(""), st.sampled_from(get_args(Incident))),
 )
 
 
@@ -92,7 +106,9 @@ def test_an_event_comes_back_as_it_was(event: Event, start_ns: int) -> None:
     first, *others = decode_line(msgspec.json.decode(msgspec.json.encode(line), type=Line), start_ns)
     assert first == event
     # The line of an interval says as well that the source is active.
-    also = [StateChange(event.time_ns, "gpm", event.uuid, "active")] if isinstance(event, IntervalInForce) else []
+    also = (
+        [StateChange(event.time_ns, event.source, event.uuid, "active")] if isinstance(event, IntervalInForce) else []
+    )
     assert others == also
 
 
@@ -132,6 +148,7 @@ EVERYTHING: tuple[Event, ...] = (
     ReadingRejected(2 * NS, G0.uuid, "power_gpu_watts", "nan"),
     StateChange(2 * NS, "gpm", M1.uuid, "active"),
     IntervalInForce(2 * NS, G1.uuid, "gpm", NS),
+    SamplingIncident(2 * NS, G0.uuid, "overflow"),
     DriverError(2 * NS, "timeout"),
     inventory(G1),
 )
@@ -148,7 +165,7 @@ def test_a_recording_identifies_no_machine(tmp_path: Path) -> None:
     assert len(set(masks)) == 3
     assert [mask[:3] for mask in masks] == ["GPU", "GPU", "MIG"]
     assert lines[1]["gpus"][2]["parent_uuid"] == masks[1] == lines[-1]["gpus"][0]["uuid"]
-    assert [line["gpu"] for line in lines[2:-1]] == [masks[n] for n in (0, 1, 2, 0, 2, 1)]
+    assert [line["gpu"] for line in lines[2:-1]] == [masks[n] for n in (0, 1, 2, 0, 2, 1, 0)]
     assert ("NVIDIA H200" in raw, "580.159.04" in raw) == (True, True)
 
 
@@ -159,6 +176,21 @@ def test_the_same_events_give_the_same_bytes(tmp_path: Path) -> None:
         file.parent.mkdir()
     assert record(files[0], *EVERYTHING) == record(files[1], *EVERYTHING)
     assert files[0].read_bytes()[4:8] == bytes(4)  # gzip's time of writing
+
+
+@pytest.mark.parametrize(
+    ("events", "sources"),
+    [
+        ([], []),
+        ([window(2, {}), StateChange(NS, "pm_sampling", G0.uuid, "no_permission")], ["gpm"]),
+        ([readings(2, {}), window(2, {})], ["gpm", "nvml"]),
+        ([replace(window(2, {}), source="pm_sampling"), window(2, {})], ["gpm", "pm_sampling"]),
+    ],
+)
+def test_the_header_tells_what_was_recorded(tmp_path: Path, events: list[Event], sources: list[str]) -> None:
+    """Sources of which there are values, whenever they came."""
+    raw = gzip.decompress(record(tmp_path / "r.jsonl.gz", inventory(G0), *events))
+    assert json.loads(raw.splitlines()[0])["sources"] == sources
 
 
 def interrupted_recording(path: Path) -> None:
@@ -179,6 +211,13 @@ def test_a_recording_appears_only_when_it_is_whole(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.exists()
     recorder.put(window(2, {}))  # a sampler that has not stopped yet
+
+
+def test_a_recording_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither under its name nor under another."""
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_recording(tmp_path / "r.jsonl.gz")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_events_without_a_gpu_are_not_recorded(tmp_path: Path) -> None:
@@ -309,13 +348,13 @@ _JSON = st.recursive(
 _LINE_LIKE = st.fixed_dictionaries(
     {
         "type": st.sampled_from(
-            ["header", "phase", "inventory", "reading", "windows_rejected", "rejected", "state", "x"]
+            ["header", "phase", "inventory", "reading", "windows_rejected", "rejected", "state", "incident", "x"]
         )
     },
     optional={
         "t": _JSON | st.floats(0, 10),
         "gpu": st.just("G") | _JSON,
-        "source": st.sampled_from(["gpm", "nvml"]) | _JSON,
+        "source": st.sampled_from(["gpm", "pm_sampling", "nvml"]) | _JSON,
         "v": st.dictionaries(st.sampled_from([*QUANTITIES, *READINGS]), _JSON | st.floats(0, 1), max_size=3) | _JSON,
         "dt": _JSON | st.floats(0.1, 10),
         "state": st.sampled_from(STATES) | _JSON,
@@ -323,6 +362,8 @@ _LINE_LIKE = st.fixed_dictionaries(
         "gpus": st.lists(st.fixed_dictionaries({"uuid": _TEXT, "index": st.integers(), "name": _TEXT}), max_size=2),
         "name": _TEXT | _JSON,
         "reason": st.just("nan") | _JSON,
+        "incident": st.just("overflow") | _JSON,
+        "l2": st.just("hit_rate") | _JSON,
     },
 ).map(lambda line: json.dumps(line).encode() + b"\n")
 _FILES = st.one_of(
@@ -407,6 +448,32 @@ def test_b03_n08_nothing_goes_back_where_a_recording_begins_again(shipped: Recor
             assert {key for key, value in after.items() if value < before.get(key, 0)} == set()
             before = {**before, **after}
     assert last_end_ns > 2.9 * shipped.duration_ns
+
+
+def test_two_sources_are_played_as_they_were_recorded(tmp_path: Path) -> None:
+    """Windows of both, what the second one's missed sectors are, and its incidents come back and are served alike."""
+    now_ns = time.monotonic_ns() + 10 * NS
+    events: list[Event] = [inventory(G0), readings(0, {"dram_limit_bytes_per_second": 4e12})]
+    events.append(IntervalInForce(now_ns, G0.uuid, "pm_sampling", NS // 100, "hit_rate"))
+    for n in range(1, 41):
+        end_ns = now_ns + n * NS // 100
+        l2: dict[Quantity, float] = {"sm_active": 0.5, "l2_sectors": 10**9, "l2_missed_sectors": n * 10**7}
+        events.append(Window(G0.uuid, "pm_sampling", end_ns, NS // 100, l2))
+        if n % 10 == 0:
+            events.append(Window(G0.uuid, "gpm", end_ns, NS // 10, {"sm_active": 0.5, "pipe_int": 0.1}))
+    events.append(SamplingIncident(now_ns + NS, G0.uuid, "rate_halved"))
+    path = tmp_path / "r.jsonl.gz"
+    record(path, *events)
+    played, live = Fleet(Clock(), GAUGE_WINDOW_NS), Fleet(Clock(), GAUGE_WINDOW_NS)
+    for event in play(Recording.load(path), now_ns):
+        played.put(event)
+    for event in events:
+        live.put(event)
+    (one,), (other,) = played.snapshot().gpus, live.snapshot().gpus
+    assert one.quantities == other.quantities
+    assert one.quantities["l2_missed_sectors"] == 820 * 10**7
+    assert (one.class_ns, one.histograms) == (other.class_ns, other.histograms)
+    assert (one.l2_definition, one.incidents, one.leader) == ("hit_rate", {"rate_halved": 1}, "pm_sampling")
 
 
 def test_cumulative_readings_never_go_back_in_hours_of_looping(shipped: Recording) -> None:

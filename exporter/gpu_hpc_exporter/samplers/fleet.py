@@ -115,13 +115,12 @@ class Fleet:
         gauge_window_ns: int,
         expected_gpus: int | None = None,
         hung_calls: Callable[[int], tuple[HungCall, ...]] = lambda _: (),
-        required: frozenset[SourceName] = frozenset(),
     ) -> None:
         self._clock = clock
         self._gauge_window_ns = gauge_window_ns
         self._expected_gpus = expected_gpus
         self._hung_calls = hung_calls
-        self._required = required
+        self._required: frozenset[SourceName] = frozenset()
         self._lock = threading.Lock()
         self._totals: dict[str, GpuTotals] = {}
         self._visible: tuple[str, ...] = ()
@@ -136,7 +135,7 @@ class Fleet:
     def configure(
         self, gauge_window_ns: int, expected_gpus: int | None, required: frozenset[SourceName] = frozenset()
     ) -> None:
-        """Take over new settings; totals stay."""
+        """Take over settings; totals stay. `required`: sources that the configuration asks for."""
         with self._lock:
             self._required = required
             self._gauge_window_ns = gauge_window_ns

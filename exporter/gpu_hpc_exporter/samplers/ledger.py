@@ -70,6 +70,10 @@ class Recent:
     sums: Mapping[str, tuple[int, int]]
     class_ns: Mapping[BottleneckClass, int]
 
+    def has(self, key: str) -> bool:
+        """Whether this was measured at all."""
+        return self.sums.get(key, (0, 0))[1] > 0
+
 
 class Track:
     """Everything that the windows of one source were counted for."""

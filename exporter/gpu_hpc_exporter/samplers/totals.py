@@ -28,7 +28,7 @@ from gpu_hpc_exporter.model import (
     WindowSource,
     WindowsRejected,
 )
-from gpu_hpc_exporter.samplers.ledger import INTENSITY, SM, Histogram, Ledger, means
+from gpu_hpc_exporter.samplers.ledger import INTENSITY, SM, Histogram, Ledger, Recent, means
 from gpu_hpc_exporter.samplers.merge import Merge, Stretch
 from gpu_hpc_exporter.sources.values import RisingCounter
 
@@ -197,9 +197,12 @@ class GpuTotals:
 
     def snapshot(self, now_ns: int) -> GpuSnapshot:
         """An immutable copy as of `now_ns`, with values that went stale left out."""
-        fresh = [source for source, end in self._last_window_ns.items() if not self.is_stale(source, end, now_ns)]
-        recents = [self._ledger.tracks[source].since(now_ns - self.gauge_window_ns) for source in fresh]
-        mean = means(recents)
+        recent = {
+            source: self._ledger.tracks[source].since(now_ns - self.gauge_window_ns)
+            for source, end_ns in self._last_window_ns.items()
+            if not self.is_stale(source, end_ns, now_ns)
+        }
+        mean = means(recent.values())
         class_ns = self._ledger.class_ns()
         return GpuSnapshot(
             gpu=self.gpu,
@@ -207,15 +210,15 @@ class GpuTotals:
             observed_ns=sum(class_ns.values()),
             source_observed_ns=self._observed_ns.copy(),
             class_ns=class_ns,
-            recent_class_ns={c: sum(recent.class_ns[c] for recent in recents) for c in class_ns} if recents else {},
+            recent_class_ns={c: sum(r.class_ns[c] for r in recent.values()) for c in class_ns} if recent else {},
             histograms=self._ledger.histograms(),
             gauges={q: mean[q] for q in QUANTITIES if q not in COUNT_QUANTITIES and q in mean},
             sm_utilization=mean.get(SM),
             l2_miss_ratio=self._l2_miss_ratio(mean),
             l2_definition=self._l2_definition,
             intensities={u: mean[INTENSITY[u]] for u in UNITS if INTENSITY[u] in mean},
-            leader=self._leader(fresh),
-            truths=self._truths(fresh, mean),
+            leader=self._leader(recent),
+            truths={q: self._truth(q, recent) for q in QUANTITIES if q in mean},
             windows=self._windows.copy(),
             last_window_ns=self._last_window_ns.copy(),
             intervals_ns=self._intervals_ns.copy(),
@@ -230,18 +233,15 @@ class GpuTotals:
         requested, missed = (mean.get(q) for q in ("l2_sectors", "l2_missed_sectors"))
         return l2_miss_share(requested, missed, 1 / NS, self._ledger.peaks.dram)  # means are per nanosecond
 
-    def _leader(self, fresh: list[WindowSource]) -> WindowSource | None:
-        if "pm_sampling" in fresh and self._merge.leads:
+    def _leader(self, recent: Mapping[WindowSource, Recent]) -> WindowSource | None:
+        if "pm_sampling" in recent and (self._merge.leads or "gpm" not in recent):
             return "pm_sampling"
-        return "gpm" if "gpm" in fresh else None
+        return "gpm" if recent else None
 
-    def _truths(self, fresh: list[WindowSource], mean: Mapping[str, float]) -> dict[Quantity, WindowSource]:
-        carried = self._merge.carried if "pm_sampling" in fresh else frozenset()
-        return {
-            q: "pm_sampling" if q in carried else "gpm"
-            for q in QUANTITIES
-            if q in mean and (q in carried or "gpm" in fresh)
-        }
+    def _truth(self, quantity: Quantity, recent: Mapping[WindowSource, Recent]) -> WindowSource:
+        """Where a quantity that was measured lately comes from: from GPM unless PM sampling carries it."""
+        is_gpms = "gpm" in recent and recent["gpm"].has(quantity)
+        return "gpm" if is_gpms and quantity not in self._merge.carried else "pm_sampling"
 
     def xids(self) -> dict[int, tuple[int, int]]:
         """Per Xid: how often, and the Unix time of the newest in ns."""
