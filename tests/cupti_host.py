@@ -8,6 +8,7 @@ Every library is asked in a process of its own: two versions do not bear each ot
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,9 +53,11 @@ def wheel_file(distribution: str, name: str) -> Path:
 
 
 def ask(library: Path, questions: Sequence[Question]) -> Report:
-    """Ask a library, in a new process."""
+    """Ask a library, in a new process whose loader does not know where it is."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     program = [sys.executable, __file__, str(library)]
-    answered = subprocess.run(program, input=msgspec.json.encode(questions), stdout=subprocess.PIPE, check=True)
+    questioned = msgspec.json.encode(questions)
+    answered = subprocess.run(program, input=questioned, stdout=subprocess.PIPE, env=environment, check=True)
     return msgspec.json.decode(answered.stdout, type=Report)
 
 
@@ -87,9 +90,11 @@ class _Host:
         return Report(self._cupti.version, known, answers)
 
     def _answer(self, question: Question) -> Answer:
-        unknown = [name for name in question.names if self._schedule(question.chip, [name]) is None]
-        answer = None if unknown else self._schedule(question.chip, question.names)
-        return answer or Answer(unknown=unknown)
+        answer = self._schedule(question.chip, question.names)
+        if answer is None:
+            unknown = [name for name in question.names if self._schedule(question.chip, [name]) is None]
+            answer = Answer(unknown=unknown)
+        return answer
 
     def _schedule(self, chip: str, names: list[str]) -> Answer | None:
         """None where CUPTI does not know a name."""
