@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 
 MAX_WINDOW_NS: Final = 100_000_000
 """Longest hardware window: longer intervals are served by several of them."""
-_PERIOD_NS: Final = 970_000_000
+_PERIOD_NS: Final = 973_000_000
 """How often windows are decoded. Not a whole number of windows, so that over several decodes the newest window is
 seen at every age, which is what tells the GPU's clock."""
-_SHORT_PERIOD_NS: Final = 485_000_000
+_SHORT_PERIOD_NS: Final = 485_300_000
 _SHORT_NS: Final = 5_000_000
 _PROOF_NS: Final = NS
 """A set that has delivered no window by then never will: so counters of links that are down show themselves."""
@@ -63,6 +63,11 @@ class CuptiDevice:
     version: Version
     ordinal: int
     chip: str
+
+
+def period_ns(interval_ns: int) -> int:
+    """How often windows of this length are decoded."""
+    return _SHORT_PERIOD_NS if interval_ns < _SHORT_NS else max(_PERIOD_NS, interval_ns)
 
 
 class GpuSampling:
@@ -112,14 +117,10 @@ class GpuSampling:
     def _interval_ns(self) -> int:
         return self._wanted_ns << self._halvings
 
-    @property
-    def _period_ns(self) -> int:
-        return _SHORT_PERIOD_NS if self._interval_ns < _SHORT_NS else max(_PERIOD_NS, self._interval_ns)
-
     def _open(self) -> None:
         if self._set is None:
             return
-        windows_per_decode = max(1, self._period_ns // self._interval_ns)
+        windows_per_decode = max(1, period_ns(self._interval_ns) // self._interval_ns)
         try:
             session = GpuSession(
                 self._device.cupti, self._device.ordinal, self._set, self._interval_ns, windows_per_decode
@@ -170,7 +171,7 @@ class GpuSampling:
             self._overflowed_ns = now_ns
             self._change_rate(self._halvings - 1)
             return
-        self.due_ns = before_ns + self._period_ns
+        self.due_ns = before_ns + period_ns(self._interval_ns)
 
     def _settle(self, now_ns: int) -> None:
         """At the start, look often until a window or two have come: that tells the GPU's clock, and that they come."""
@@ -223,7 +224,7 @@ class GpuSampling:
 
     def _watch_cost(self, spent_ns: int) -> None:
         """Give up counters that make decoding dear; short windows are dear by nature."""
-        if self._interval_ns < _SHORT_NS or spent_ns < _SLOW_SHARE * self._period_ns:
+        if self._interval_ns < _SHORT_NS or spent_ns < _SLOW_SHARE * period_ns(self._interval_ns):
             self._slow = 0
             return
         self._slow += 1
