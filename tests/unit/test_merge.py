@@ -95,7 +95,7 @@ def test_gpm_takes_over_where_pm_sampling_ends(state: State) -> None:
     totals = new_totals()
     after(gpm(1.0), pm(1.1), gpm(1.1), gpm(1.2), gpm(1.3), pm(1.23, 0.13), totals=totals)
     assert ms(totals.snapshot(NS)) == pytest.approx(50 + 0.6 * 230)
-    totals.take_state("pm_sampling", state)
+    totals.take_state("pm_sampling", state, NS)
     snapshot = totals.snapshot(NS)
     assert ms(snapshot) == pytest.approx(50 + 0.6 * 230 + 35)
     assert snapshot.observed_ns == 400 * MS
@@ -118,7 +118,7 @@ def test_a_late_burst_after_the_pause_counts_nothing_twice() -> None:
     """What PM sampling says of time that GPM has taken over counts for its own quantities only."""
     totals = new_totals()
     after(gpm(1.0), pm(1.1, l2_sectors=7), gpm(1.2, 0.2), totals=totals)
-    totals.take_state("pm_sampling", "paused")
+    totals.take_state("pm_sampling", "paused", NS)
     snapshot = after(pm(1.2, l2_sectors=7), pm(1.3, l2_sectors=7), gpm(1.3), totals=totals)
     assert ms(snapshot) == pytest.approx(50 + 60 + 50 + 60)
     assert snapshot.observed_ns == 400 * MS
@@ -177,9 +177,9 @@ def test_gpm_fills_in_what_pm_sampling_does_not_measure(
 
 
 def leading() -> GpuTotals:
-    """Totals at 1.0 s of which GPM has told of no more than a nanosecond."""
+    """Totals of a GPU whose GPM is active and has told of nothing."""
     totals = new_totals()
-    totals.add_window(window(1.0, {}, 1e-9))
+    totals.take_state("gpm", "active", NS)
     return totals
 
 
@@ -208,7 +208,7 @@ def test_windows_wait_for_gpm_three_seconds_at_most() -> None:
     assert after(pm(4.1), totals=totals).observed_ns == 3200 * MS
     totals = new_totals()
     after(gpm(1.0), pm(1.1), totals=totals)
-    totals.take_state("gpm", "failed")
+    totals.take_state("gpm", "failed", NS)
     assert totals.snapshot(NS).observed_ns == 200 * MS
     assert after(pm(1.2), totals=totals).observed_ns == 300 * MS
 
@@ -217,15 +217,33 @@ def test_a_pause_leaves_nothing_waiting() -> None:
     """Windows that wait for GPM are classified when PM sampling stops."""
     totals = new_totals()
     after(gpm(1.0), pm(1.1), totals=totals)
-    totals.take_state("pm_sampling", "paused")
+    totals.take_state("pm_sampling", "paused", NS)
     assert totals.snapshot(NS).observed_ns == 200 * MS
 
 
-def test_windows_that_overlap_count_once() -> None:
-    """PM sampling that tells of the same time twice adds the new part only."""
-    snapshot = after(pm(1.1, l2_sectors=1000), pm(1.1, l2_sectors=1000), pm(1.15, l2_sectors=1000))
-    assert (snapshot.quantities["l2_sectors"], snapshot.observed_ns) == (1500, 150 * MS)
+def test_windows_that_overlap_count_their_time_once() -> None:
+    """Where the GPU's clock was put back, time is counted from where it was, amounts are all new; repeats are not."""
+    link: dict[str, float] = {"pcie_host_to_gpu_bytes": 0.8 * 0.7 * 5e9, "pcie_gpu_to_host_bytes": 0}
+    snapshot = after(pm(1.1, **link), pm(1.1, **link), pm(1.15, **link))
+    assert snapshot.quantities["pcie_host_to_gpu_bytes"] == 2 * 2.8e9
+    assert (ms(snapshot), snapshot.observed_ns) == (90, 150 * MS)
     assert snapshot.source_observed_ns == {"pm_sampling": 150 * MS}
+    assert snapshot.intensities["pcie"] == pytest.approx(0.8)
+
+
+def test_an_active_gpm_is_waited_for() -> None:
+    """PM windows that come before GPM's first ones are classified with them; not for ever."""
+    totals = new_totals()
+    totals.take_state("gpm", "active", NS)
+    totals.add_window(pm(1.1, **QUIET))
+    assert totals.snapshot(NS).observed_ns == 0
+    assert classes(after(gpm(1.1, pipe_tensor=0.9), totals=totals)) == {"compute_bound": 100}
+    totals = new_totals()
+    totals.take_state("gpm", "active", NS)
+    for tenth in range(1, 31):
+        totals.add_window(pm(1 + tenth / 10))
+    assert totals.snapshot(NS).observed_ns == 0
+    assert after(pm(4.1), totals=totals).observed_ns == 3100 * MS
 
 
 def test_many_gaps_before_gpm_comes_count_nothing_twice() -> None:
@@ -251,7 +269,7 @@ def test_what_only_pm_sampling_measures_vanishes_with_it() -> None:
     totals = new_totals()
     busy = {"l2_sectors": 1e10, "l2_missed_sectors": 4e9, "l2_active": 0.5}
     after(gpm(1.0), pm(1.1, **busy), gpm(1.1), totals=totals)
-    totals.take_state("pm_sampling", "paused")
+    totals.take_state("pm_sampling", "paused", NS)
     for tenth in range(12, 70):
         totals.add_window(gpm(tenth / 10))
     before, gone = totals.snapshot(round(6.1 * NS)), totals.snapshot(round(6.1 * NS) + 1)
@@ -295,15 +313,16 @@ class Delivery:
 
 @st.composite
 def intervals(draw: st.DrawFn, lengths: list[int], gaps: list[int]) -> list[Interval]:
-    """Stretches of time in milliseconds: runs of contiguous windows with gaps between."""
-    time = draw(st.integers(0, 3000))
+    """Stretches of time in ms: runs of contiguous windows, between them gaps or (-1) a clock that was put back."""
+    time, before = draw(st.integers(0, 3000)), 0
     found = []
     for _ in range(draw(st.integers(1, 4))):
-        length = draw(st.sampled_from(lengths))
+        length, gap = draw(st.sampled_from(lengths)), draw(st.sampled_from(gaps))
+        time += gap if gap >= 0 else -(min(length, before) // 4)
+        before = length
         for _ in range(draw(st.integers(1, 30))):
             found.append((time, time + length))
             time += length
-        time += draw(st.sampled_from(gaps))
     return found
 
 
@@ -328,7 +347,7 @@ def delivered(source: WindowSource, times: Iterable[Interval], burst: int, lag: 
 def histories(draw: st.DrawFn) -> tuple[list[Interval], list[Interval], list[Delivery]]:
     """GPM's time, PM sampling's time, and what arrives when."""
     gpms = draw(intervals([100, 110, 130], draw(st.sampled_from([[0], [0, 70, 3000]]))))
-    pms = draw(intervals([1, 10, 100], [0, 70, 400, 2500, 7000]))
+    pms = draw(intervals([1, 10, 100], [-1, 0, 70, 400, 2500, 7000]))
     bursts, lags = st.sampled_from([1, 100, 1000, 1300]), st.sampled_from([0, 30, 900, 2000, 7000])
     events = [
         *delivered("gpm", gpms, draw(bursts), draw(lags)),
@@ -360,18 +379,19 @@ def test_no_time_is_counted_twice_and_none_is_lost(
         if event.window is not None:
             totals.add_window(event.window)
         elif event.state is not None:
-            totals.take_state("pm_sampling", event.state)
+            totals.take_state("pm_sampling", event.state, event.at_ns)
         taken.append(totals.snapshot(event.at_ns))
-    totals.take_state("gpm", "failed")
-    totals.take_state("pm_sampling", "paused")
+    totals.take_state("gpm", "failed", NS)
+    totals.take_state("pm_sampling", "paused", NS)
     taken.append(totals.snapshot(60 * NS))
     check_growth(taken)
     last = taken[-1]
+    put_back = sum(end - begin for begin, end in pms) - covered(pms)
     with_pcie = [time for time in pms if has_pcie("pm_sampling", time[1])]
     shared: tuple[tuple[float, float, list[Interval]], ...] = (
         (last.observed_ns / MS, 0.001, pms),
         (2 * ms(last), 0.001, pms),
-        (last.quantities["pcie_host_to_gpu_bytes"] / 1000, len(events) / 1000, with_pcie),
+        (last.quantities["pcie_host_to_gpu_bytes"] / 1000, put_back + len(events) / 1000, with_pcie),
     )
     is_whole = all(before[1] == behind[0] for before, behind in pairwise(gpms)) and gpms[0][0] <= pms[0][0]
     for counted, rounding, seen in shared:

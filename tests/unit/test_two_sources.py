@@ -71,7 +71,6 @@ def both(definition: L2Definition = "dram_sectors", now: float = 10.0) -> Fleet:
     for source in get_args(WindowSource):
         fleet.put(state(source, G0.uuid, "active", at=8))
         fleet.put(IntervalInForce(8 * NS, G0.uuid, source, NS, definition if source == "pm_sampling" else ""))
-    fleet.put(window(9, {}, 1e-9))
     fleet.put(pm(10))
     fleet.put(window(10, GPM))
     return fleet

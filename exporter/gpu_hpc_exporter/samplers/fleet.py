@@ -243,7 +243,7 @@ class Fleet:
         state = SourceState(change.source, change.uuid, change.state, change.reason, change.time_ns)
         self._states[change.source, change.uuid] = state
         if change.uuid and change.source in WINDOW_SOURCES:
-            self._totals[change.uuid].take_state(change.source, change.state)
+            self._totals[change.uuid].take_state(change.source, change.state, change.time_ns)
 
     def _take_incident(self, event: SamplingIncident) -> None:
         if event.incident == "helper_restarted":

@@ -4,7 +4,8 @@ PM sampling leads while it delivers: what its windows carry, and the class of th
 GPM counts the rest, and all time that PM sampling left open: before its first window, after its last one, in
 gaps between. Both deliver late and in bursts, so a GPM window waits until PM sampling has passed it or has
 stopped, and a PM window waits for its class until GPM has told what PM sampling does not measure. No time is
-counted twice and none is left out that either source has seen, but for gaps shorter than half a window.
+counted twice, and none is left out that GPM or, while it leads, PM sampling has seen, but for gaps shorter than half
+a window.
 """
 
 from __future__ import annotations
@@ -35,12 +36,6 @@ class Stretch(NamedTuple):
     begin_ns: int
     end_ns: int
     values: Mapping[Quantity, float]
-
-    def after(self, time_ns: int) -> Stretch:
-        """The part after `time_ns`, with its part of the amounts."""
-        part = (self.end_ns - time_ns) / (self.end_ns - self.begin_ns)
-        values = {q: round(value * part) if q in COUNT_QUANTITIES else value for q, value in self.values.items()}
-        return Stretch(time_ns, self.end_ns, values)
 
     def overlap_ns(self, begin_ns: int, end_ns: int) -> int:
         """Time that this stretch shares with another one."""
@@ -78,6 +73,8 @@ class Merge:
         self._quantities: AbstractSet[Quantity] = frozenset()
         self._gpm_comes = False
         self._gpm_end_ns = 0
+        self._gpm_told_ns = 0
+        """Up to where GPM has told all that it will."""
         self._pm_end_ns = 0
         self._spans: deque[_Span] = deque()
         self._counted: dict[Name, int] = {}
@@ -91,7 +88,7 @@ class Merge:
     def add_gpm(self, stretch: Stretch) -> int:
         """A window of GPM's: count what is its own, keep the rest until PM sampling has passed it; its time in ns."""
         self._gpm_comes = True
-        self._gpm_end_ns = stretch.end_ns
+        self._gpm_end_ns = self._gpm_told_ns = stretch.end_ns
         if self.leads and stretch.end_ns - self._pm_end_ns > SILENCE_NS:
             self.stop_pm()
         self._beside.add(stretch, is_alone=not self.leads)
@@ -112,17 +109,19 @@ class Merge:
 
     def add_pm(self, stretch: Stretch) -> int:
         """A window of PM sampling's: count it, and class it once GPM has told the rest; its time in ns, if new."""
-        if stretch.begin_ns < self._pm_end_ns:
-            if stretch.end_ns <= self._pm_end_ns:
-                return 0
-            stretch = stretch.after(self._pm_end_ns)
+        before_ns = self._pm_end_ns
+        if stretch.end_ns <= before_ns:
+            return 0
         length_ns = stretch.end_ns - stretch.begin_ns
         if (
             not self.leads
-            or 2 * (stretch.begin_ns - self._pm_end_ns) > length_ns
+            or 2 * (stretch.begin_ns - before_ns) > length_ns
             or stretch.values.keys() != self._quantities
         ):
             self._begin_span(stretch)
+        if stretch.begin_ns < before_ns:
+            self._count_time_from(before_ns, stretch)
+            length_ns = stretch.end_ns - before_ns
         self._spans[-1].end_ns = self._pm_end_ns = stretch.end_ns
         if self._floors:
             self._count_after_floors(stretch)
@@ -144,6 +143,11 @@ class Merge:
             self._count_gpm(held, self._left_of(held))
         self._held.clear()
 
+    def start_gpm(self, time_ns: int) -> None:
+        """GPM is active from now on: its first windows are worth waiting for."""
+        self._gpm_comes = True
+        self._gpm_told_ns = max(self._gpm_told_ns, time_ns)
+
     def stop_gpm(self) -> None:
         """GPM delivers no more: nothing waits for it."""
         self._gpm_comes = False
@@ -155,12 +159,17 @@ class Merge:
         self.carried = frozenset(_names(stretch))
         for held in self._held:  # what PM sampling carries no longer is GPM's again
             self._count_gpm(held, self._left_of(held) - self.carried)
-        begin_ns = stretch.begin_ns
+        begin_ns = max(stretch.begin_ns, self._pm_end_ns)
         self._floors = {name: ns for name, ns in self._counted.items() if name in self.carried and ns > begin_ns}
         self._spans.append(_Span(begin_ns, begin_ns, self.carried))
         if len(self._spans) > _MAX_SPANS:
             first, second = self._spans.popleft(), self._spans[0]
             second.begin_ns, second.carried = first.begin_ns, first.carried | second.carried
+
+    def _count_time_from(self, time_ns: int, stretch: Stretch) -> None:
+        """The GPU's clock was put back a little: of this window part of the time is not new, but all amounts are."""
+        for name in _names(stretch) - COUNT_QUANTITIES:
+            self._floors[name] = max(time_ns, self._floors.get(name, 0))
 
     def _forget_spans(self) -> None:
         """GPM's windows come in order: what is before all of them still to come or held covers none of them."""
@@ -199,8 +208,8 @@ class Merge:
         self._floors = {name: ns for name, ns in self._floors.items() if ns > stretch.end_ns}
 
     def _classify_ready(self) -> None:
-        waits = self._gpm_comes and self._pm_end_ns - self._gpm_end_ns <= PATIENCE_NS
-        self._classify_until(self._gpm_end_ns if waits else self._pm_end_ns)
+        waits = self._gpm_comes and self._pm_end_ns - self._gpm_told_ns <= PATIENCE_NS
+        self._classify_until(self._gpm_told_ns if waits else self._pm_end_ns)
 
     def _classify_until(self, time_ns: int) -> None:
         waiting = self._waiting

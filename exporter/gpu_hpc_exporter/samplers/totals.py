@@ -145,11 +145,14 @@ class GpuTotals:
         self._chain_end_ns.pop(source, None)
         self._stop(source)
 
-    def take_state(self, source: WindowSource, state: State) -> None:
+    def take_state(self, source: WindowSource, state: State, time_ns: int) -> None:
         """A source that is not active delivers nothing: the other one counts in its place."""
-        if state in ("paused", "busy", "lost"):
+        if state == "active":
+            if source == "gpm":
+                self._merge.start_gpm(time_ns)
+        elif state in ("paused", "busy", "lost"):
             self.interrupt(source)
-        elif state != "active":
+        else:
             self._stop(source)
 
     def _stop(self, source: WindowSource) -> None:
