@@ -61,14 +61,19 @@ def full_set(chip: str, cupti: tuple[int, int] = (13, 1)) -> MetricSet:
     return choose(chip, cupti, ALL_LINKS, 100 * MS, has_gpm=False)
 
 
+def reductions(metric_set: MetricSet) -> Iterator[tuple[MetricSet, tuple[Part, ...]]]:
+    """Step by step to the end: what is left, and what was given up for it."""
+    while (step := metric_set.reduced())[1]:
+        yield step
+        metric_set = step[0]
+
+
 def chosen_sets(cupti: tuple[int, int]) -> Iterator[MetricSet]:
     """Every set that can come to be used with a CUPTI, reduced ones too."""
     for chip, links, ms, has_gpm in product(CHIPS, (("pcie",), ALL_LINKS), (100, 10, 1), (False, True)):
         metric_set = choose(chip, cupti, links, ms * MS, has_gpm=has_gpm)
         yield metric_set
-        while (step := metric_set.reduced())[1]:
-            metric_set = step[0]
-            yield metric_set
+        yield from (reduced for reduced, _ in reductions(metric_set))
 
 
 @cache
@@ -251,13 +256,32 @@ def test_reducing_ends_at_the_core(chip: str, cupti: tuple[int, int]) -> None:
         return
     whole = metric_set = full_set(chip, cupti)
     order: list[Part] = []
-    while (step := metric_set.reduced())[1]:
-        assert step[0].metrics.keys() == metric_set.metrics.keys() - set(step[1])
-        metric_set = step[0]
-        order += step[1]
+    for reduced, gone in reductions(whole):
+        assert reduced.metrics.keys() == metric_set.metrics.keys() - set(gone)
+        metric_set = reduced
+        order += gone
     assert order == [part for parts in DROP_ORDER for part in parts if part in whole.metrics]
     assert metric_set.metrics.keys() == whole.metrics.keys() & CORE
     assert metric_set.reduced() == (metric_set, ())
+
+
+def test_what_is_missed_least_is_given_up_first() -> None:
+    """One chip with a hit rate, one with all links: the order that chip_sets.md found."""
+    orders = [[gone for _, gone in reductions(full_set(chip))] for chip in ("GB203", "GB100")]
+    assert orders == [
+        [("sm_occupancy",), ("l2_hit_rate",), ("pipe_fp32",), ("pipe_tensor",), ("l2_active",)],
+        [
+            ("sm_occupancy",),
+            ("pipe_fp64",),
+            ("c2c_host_to_gpu_bytes", "c2c_gpu_to_host_bytes"),
+            ("nvlink_received_bytes", "nvlink_transmitted_bytes"),
+            ("pipe_int",),
+            ("pipe_fp32",),
+            ("pipe_tensor",),
+            ("l2_cross_partition",),
+            ("l2_active",),
+        ],
+    ]
 
 
 @pytest.mark.parametrize(
