@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from gpu_hpc_exporter.model import NS, Incident, Quantity, State
 from gpu_hpc_exporter.sources.cupti import Cupti, CuptiError
@@ -20,6 +20,7 @@ from gpu_hpc_exporter.sources.pm_sampling.metric_sets import (
     to_quantities,
 )
 from gpu_hpc_exporter.sources.pm_sampling.protocol import (
+    MAX_TEXT,
     Alive,
     FromHelper,
     GpuState,
@@ -29,7 +30,7 @@ from gpu_hpc_exporter.sources.pm_sampling.protocol import (
     Target,
     Windows,
 )
-from gpu_hpc_exporter.sources.pm_sampling.session import GpuSession, MetricsRefusedError, Sample
+from gpu_hpc_exporter.sources.pm_sampling.session import Decoded, GpuSession, MetricsRefusedError, Sample
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,12 @@ _SHORT_PERIOD_NS: Final = 485_300_000
 _SHORT_NS: Final = 5_000_000
 _PROOF_NS: Final = NS
 """A set that has delivered no window by then never will: so counters of links that are down show themselves."""
+_SILENCE_NS: Final = 3 * NS
+"""A session that delivers no window for so long has broken down, though every call succeeds."""
+_MAX_BREAKDOWNS: Final = 3
+"""A set that has delivered before is not at fault at once: first the session is made anew so often."""
+_STEADY_NS: Final = 60 * NS
+"""After so long without an error the next one is the first."""
 _SETTLE_STEPS: Final = 8
 _MAX_HALVINGS: Final = 3
 _RECOVERY_NS: Final = 60 * NS
@@ -55,14 +62,37 @@ _MAX_SLOW: Final = 3
 overflow (measured: 90 ms a decode in place of 6)."""
 
 
+class Session(Protocol):
+    """What is wanted of a GpuSession."""
+
+    def start(self) -> None: ...
+    def decode(self) -> Decoded: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """One GPU that can be sampled, of a chip that the library of this version knows by name."""
+
+    @property
+    def version(self) -> Version: ...
+    @property
+    def chip(self) -> str: ...
+    def open(self, metric_set: MetricSet, interval_ns: int, windows_per_decode: int) -> Session: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CuptiDevice:
-    """One GPU as CUPTI sees it: by CUDA's ordinal, of a chip that the library knows by name."""
+    """A GPU as CUPTI sees it: by CUDA's ordinal."""
 
     cupti: Cupti
     version: Version
     ordinal: int
     chip: str
+
+    def open(self, metric_set: MetricSet, interval_ns: int, windows_per_decode: int) -> Session:
+        """A session to start. Raises CuptiError and MetricsRefusedError."""
+        return GpuSession(self.cupti, self.ordinal, metric_set, interval_ns, windows_per_decode)
 
 
 def period_ns(interval_ns: int) -> int:
@@ -77,25 +107,35 @@ class GpuSampling:
     """
 
     def __init__(
-        self, device: CuptiDevice, target: Target, interval_ns: int, send: Callable[[FromHelper], None]
+        self,
+        device: Device,
+        target: Target,
+        interval_ns: int,
+        send: Callable[[FromHelper], None],
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._device = device
+        self._now_ns = now_ns
         self.uuid = target.uuid
         self._wanted_ns = min(interval_ns, MAX_WINDOW_NS)
         self._send = send
-        self.due_ns: int | None = time.monotonic_ns()
+        self.due_ns: int | None = now_ns()
         """When `step` is wanted next; None: never again."""
-        self._session: GpuSession | None = None
+        self._session: Session | None = None
         self._state: tuple[State, str] | None = None
         self._halvings = 0
         self._failures = 0
         self._slow = 0
         self._overflowed_ns = 0
+        self._active_ns: int | None = None
         self._set: MetricSet | None = None
+        self._proven: MetricSet | None = None
+        """The set that last delivered."""
         try:
             self._set = choose(device.chip, device.version, target.links, self._wanted_ns, has_gpm=target.has_gpm)
         except UnsupportedError as error:
             self._give_up(str(error))
+        self._full_set = self._set
 
     def step(self) -> None:
         """Open a session, or decode what has come."""
@@ -122,15 +162,13 @@ class GpuSampling:
             return
         windows_per_decode = max(1, period_ns(self._interval_ns) // self._interval_ns)
         try:
-            session = GpuSession(
-                self._device.cupti, self._device.ordinal, self._set, self._interval_ns, windows_per_decode
-            )
+            session = self._device.open(self._set, self._interval_ns, windows_per_decode)
         except MetricsRefusedError as refusal:
             self._go_without(self._set, refusal)
             return
-        self._session = session
         session.start()
-        self._began_ns = time.monotonic_ns()
+        self._session = session
+        self._began_ns = self._came_ns = self._now_ns()
         self._clock = DeviceClock(self._interval_ns)
         self._waiting: list[Sample] = []
         self._last_end = 0
@@ -151,22 +189,28 @@ class GpuSampling:
         else:
             self._reduce(str(refusal))
 
-    def _decode(self, session: GpuSession) -> None:
-        before_ns = time.monotonic_ns()
+    def _decode(self, session: Session) -> None:
+        before_ns = self._now_ns()
         decoded = session.decode()
         samples = self._fresh(decoded.samples)
         if samples:
             self._clock.observe(samples[-1][1], before_ns)
+            self._came_ns = before_ns
         self._waiting += samples
         if decoded.overflow:
             self._overflow()
             return
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         if not self._clock.settled:
             self._settle(now_ns)
             return
         self._tell()
+        if now_ns - self._came_ns > max(_SILENCE_NS, 4 * self._interval_ns):
+            self._break_down("no window comes any more")
+            return
         self._watch_cost(now_ns - before_ns)
+        if self._session is None:
+            return
         if self._halvings and now_ns - self._overflowed_ns > _RECOVERY_NS:
             self._overflowed_ns = now_ns
             self._change_rate(self._halvings - 1)
@@ -178,11 +222,15 @@ class GpuSampling:
         since_ns = now_ns - self._began_ns
         if self._waiting and since_ns > min(4 * self._interval_ns, _PROOF_NS):
             self._clock.settle()
-            self._failures = 0
-            self._set_state("active", "")
+            self._active_ns = now_ns
+            self._proven = self._set
+            self._set_state("active", self._set.shortfall if self._set else "")
             self._tell()
         elif not self._waiting and since_ns > max(_PROOF_NS, 4 * self._interval_ns):
-            self._reduce("no window came within a second")
+            if self._is_proven and self._failures < _MAX_BREAKDOWNS:
+                self._break_down("no window comes any more")
+            else:
+                self._reduce("no window came within a second")
             return
         self.due_ns = now_ns + self._interval_ns // _SETTLE_STEPS * 3 if not self._clock.settled else now_ns + NS // 4
 
@@ -223,8 +271,13 @@ class GpuSampling:
             self._send(frame)
 
     def _watch_cost(self, spent_ns: int) -> None:
-        """Give up counters that make decoding dear; short windows are dear by nature."""
-        if self._interval_ns < _SHORT_NS or spent_ns < _SLOW_SHARE * period_ns(self._interval_ns):
+        """Give up counters that make decoding dear. Short windows are dear by nature; the core stays at any cost."""
+        if (
+            self._set is None
+            or not self._set.reduced()[1]
+            or self._interval_ns < _SHORT_NS
+            or spent_ns < _SLOW_SHARE * period_ns(self._interval_ns)
+        ):
             self._slow = 0
             return
         self._slow += 1
@@ -234,11 +287,10 @@ class GpuSampling:
     def _overflow(self) -> None:
         """Windows are lost. A new set has not proved itself; a proved one samples half as often from now on."""
         self._count("overflow")
-        is_proving = not self._clock.settled
-        self._overflowed_ns = time.monotonic_ns()
+        self._overflowed_ns = self._now_ns()
         if self._clock.settled:
             self._tell()
-        if is_proving or self._halvings == _MAX_HALVINGS:
+        if not self._is_proven or self._halvings == _MAX_HALVINGS:
             self._reduce("the hardware buffer overflows")
         else:
             self._change_rate(self._halvings + 1)
@@ -249,7 +301,7 @@ class GpuSampling:
         self._halvings = halvings
         log.warning("GPU %s: PM sampling windows are now %g ms", self.uuid, self._interval_ns / 1e6)
         self._close()
-        self.due_ns = time.monotonic_ns()
+        self.due_ns = self._now_ns()
 
     def _reduce(self, why: str) -> None:
         """Go on with fewer counters, in the order of what is missed least; with the core alone, later."""
@@ -260,10 +312,21 @@ class GpuSampling:
         if gone:
             self._count("set_reduced")
             log.warning("GPU %s: %s: going on without %s", self.uuid, why, ", ".join(gone))
-            self.due_ns = time.monotonic_ns()
+            self.due_ns = self._now_ns()
         else:
-            self._set_state("failed", why)
-            self._back_off()
+            # What the core alone does not cure was not the fault of the other counters.
+            self._set, self._proven = self._full_set, None
+            self._break_down(why)
+
+    def _break_down(self, why: str) -> None:
+        """End a session that does not deliver and try again later."""
+        self._close()
+        self._set_state("failed", why)
+        self._back_off()
+
+    @property
+    def _is_proven(self) -> bool:
+        return self._proven is not None and self._set is self._proven
 
     def _failed(self, error: CuptiError) -> None:
         if error.name == "out_of_memory" and self._session is not None:
@@ -278,13 +341,16 @@ class GpuSampling:
             self._back_off()
         elif error.denied:
             self._set_state("no_permission", DENIED)
-            self.due_ns = time.monotonic_ns() + _DENIED_RETRY_NS
+            self.due_ns = self._now_ns() + _DENIED_RETRY_NS
         else:
             self._set_state("failed", str(error))
             self._back_off()
 
     def _back_off(self) -> None:
-        self.due_ns = time.monotonic_ns() + min(_FIRST_BACKOFF_NS << min(self._failures, 16), _MAX_BACKOFF_NS)
+        if self._active_ns is not None and self._now_ns() - self._active_ns > _STEADY_NS:
+            self._failures = 0
+        self._active_ns = None
+        self.due_ns = self._now_ns() + min(_FIRST_BACKOFF_NS << min(self._failures, 16), _MAX_BACKOFF_NS)
         self._failures += 1
 
     def _give_up(self, reason: str) -> None:
@@ -300,6 +366,7 @@ class GpuSampling:
         self._send(Happened(self.uuid, incident))
 
     def _set_state(self, state: State, reason: str) -> None:
+        reason = reason[:MAX_TEXT]
         if self._state != (state, reason):
             self._state = (state, reason)
             self._send(GpuState(self.uuid, state, reason))

@@ -74,8 +74,12 @@ class GpuSession:
             raise
 
     def start(self) -> None:
-        """Begin sampling."""
-        self._cupti.call(api.PmStart(pPmSamplingObject=self._object))
+        """Begin sampling; where that fails the session is closed."""
+        try:
+            self._cupti.call(api.PmStart(pPmSamplingObject=self._object))
+        except CuptiError:
+            self.close()
+            raise
         self._started = True
 
     def stop(self) -> None:
