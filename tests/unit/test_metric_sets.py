@@ -50,6 +50,8 @@ DRAM: Final[set[Part]] = {"dram_read_bytes", "dram_written_bytes"}
 PCIE: Final[set[Part]] = {"pcie_host_to_gpu_bytes", "pcie_gpu_to_host_bytes"}
 NVLINK: Final[set[Part]] = {"nvlink_received_bytes", "nvlink_transmitted_bytes"}
 C2C: Final[set[Part]] = {"c2c_host_to_gpu_bytes", "c2c_gpu_to_host_bytes"}
+L2: Final[set[Part]] = {"l2_sectors"}
+TENSOR: Final[set[Part]] = {"pipe_tensor"}
 PIPES: Final[set[Part]] = {"pipe_tensor", "pipe_fp32", "pipe_int"}
 FULL_CORE: Final[set[Part]] = {"sm_active", "l2_sectors", *DRAM, *PCIE}
 TWO_PARTS: Final[set[Part]] = {*FULL_CORE, "l2_active", "l2_cross_partition"}
@@ -149,11 +151,11 @@ def test_the_table_is_consistent() -> None:
     ("chip", "cupti", "links", "ms", "has_gpm", "expected"),
     [
         pytest.param("GH100", (13, 0), ("pcie",), 100, True, TWO_PARTS, id="GPM serves pipes"),
-        pytest.param("GH100", (13, 0), ("pcie",), 10, True, TWO_PARTS | PIPES, id="windows shorter than GPM's"),
-        pytest.param("GH100", (13, 0), ("pcie",), 1, True, FULL_CORE, id="very short windows"),
-        pytest.param("GH100", (13, 0), ("pcie",), 5, True, TWO_PARTS | PIPES, id="just not very short"),
+        pytest.param("GH100", (13, 0), ("pcie",), 10, True, TWO_PARTS | TENSOR, id="windows shorter than GPM's"),
+        pytest.param("GH100", (13, 0), ("pcie",), 1, True, FULL_CORE - L2, id="very short windows"),
+        pytest.param("GH100", (13, 0), ("pcie",), 5, True, TWO_PARTS | TENSOR, id="just not very short"),
         pytest.param("GH100", (12, 9), ("pcie", "nvlink"), 100, True, TWO_PARTS | NVLINK, id="NVLink"),
-        pytest.param("GH100", (12, 9), ("pcie", "nvlink"), 1, True, FULL_CORE, id="no NVLink in very short windows"),
+        pytest.param("GH100", (12, 9), ("pcie", "nvlink"), 1, True, FULL_CORE - L2, id="no NVLink in very short windows"),
         pytest.param("GH100", (13, 1), ALL_LINKS, 100, True, TWO_PARTS | NVLINK | C2C, id="C2C"),
         pytest.param("GH100", (13, 0), ("pcie",), 100, False, TWO_PARTS | PIPES, id="GH100 without GPM"),
         pytest.param(
@@ -161,7 +163,7 @@ def test_the_table_is_consistent() -> None:
             {*TWO_PARTS, *NVLINK, *PIPES, "pipe_fp64", "sm_occupancy"},
             id="A100",
         ),
-        pytest.param("GA100", (13, 0), ("pcie",), 1, False, FULL_CORE, id="A100 at 1 ms"),
+        pytest.param("GA100", (13, 0), ("pcie",), 1, False, (FULL_CORE - L2) | PIPES, id="A100 at 1 ms"),
         pytest.param(
             "AD102", (13, 0), ("pcie",), 100, False,
             {*FULL_CORE, *PIPES, "l2_active", "l2_hit_rate", "sm_occupancy"},
@@ -182,7 +184,7 @@ def test_the_table_is_consistent() -> None:
             {*TWO_PARTS, *PIPES, "pipe_fp64", "sm_occupancy"},
             id="B200 without GPM",
         ),
-        pytest.param("GB100", (12, 9), ("pcie",), 10, True, TWO_PARTS | PIPES, id="B200"),
+        pytest.param("GB100", (12, 9), ("pcie",), 10, True, TWO_PARTS | TENSOR, id="B200"),
         pytest.param(
             "GA10B", (13, 0), ("pcie",), 100, False,
             {*PIPES, "sm_active", "l2_sectors", "l2_active", "l2_hit_rate", "sm_occupancy"},
@@ -195,7 +197,7 @@ def test_the_table_is_consistent() -> None:
             {*OLD_CORE, *PIPES, "pipe_fp64", "sm_occupancy"},
             id="A100 with CUPTI 12.6",
         ),
-        pytest.param("GB202", (12, 8), ("pcie",), 10, True, OLD_CORE | {"pipe_tensor", "pipe_fp32"}, id="GB202, 12.8"),
+        pytest.param("GB202", (12, 8), ("pcie",), 10, True, OLD_CORE | TENSOR, id="GB202, 12.8"),
     ],
 )  # fmt: skip
 def test_what_is_chosen(

@@ -20,11 +20,6 @@ PM_SAMPLING: Final = 1
 SYSCLK_INTERVAL: Final = 0
 TIME_INTERVAL: Final = 1
 """CUpti_PmSampling_TriggerMode: the sampling interval is in cycles of the system clock, or in nanoseconds."""
-KEEP_OLDEST: Final = 0
-KEEP_LATEST: Final = 1
-"""CUpti_PmSampling_HardwareBuffer_AppendMode."""
-COUNTER_DATA_FULL: Final = 1
-"""CUpti_PmSampling_DecodeStopReason: the image is full and more is waiting."""
 
 _RESULTS: Final = {
     1: "invalid_parameter",

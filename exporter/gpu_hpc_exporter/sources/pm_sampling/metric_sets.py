@@ -61,12 +61,14 @@ FULL_SETS_FROM: Final = (12, 9)
 """CUPTI before 12.9 has neither `lts__t_sectors` nor `dram__bytes` for PM sampling."""
 OLDEST: Final = (12, 6)
 SHORT_NS: Final = 5_000_000
-"""Below this length a window can pay for the core counters only: decoding costs 26 us for them, 47 for all."""
+"""Below this length a window can pay for the core counters only. Measured on an H200, decoding and evaluating one
+window: 56 us for the core, 73 with the L2 partitions' share, 139 with everything."""
 GPM_FLOOR_NS: Final = 100_000_000
 
 _FILE: Final = Path(__file__).with_name("metric_sets.json")
-_PIPES: Final = ("pipe_tensor", "pipe_shared", "pipe_fp32", "pipe_int")
-_ONLY_WITHOUT_GPM: Final = ("pipe_fp64", "sm_occupancy")
+_MAIN_PIPES: Final = ("pipe_tensor", "pipe_shared")
+_OTHER_PIPES: Final = ("pipe_fp32", "pipe_int")
+_ONLY_WITHOUT_GPM: Final = (*_OTHER_PIPES, "pipe_fp64", "sm_occupancy")
 CORE: Final = frozenset(get_args(Part)) - {part for parts in DROP_ORDER for part in parts}
 _RATE_LIMIT: Final = 1e14
 """Per second, above which an amount is impossible (L2 of a GB100 moves less than 3e13 bytes/s)."""
@@ -174,7 +176,8 @@ class UnsupportedError(Exception):
 def choose(chip: str, cupti: tuple[int, int], links: Sequence[Link], interval_ns: int, *, has_gpm: bool) -> MetricSet:
     """The set for a GPU with `links`, windows of `interval_ns` and a CUPTI of CUDA `cupti`. Raises UnsupportedError.
 
-    What GPM serves as well is left to it, except pipes in windows that are shorter than GPM's.
+    What GPM serves as well is left to it, except the main pipe in windows that are shorter than GPM's: every counter
+    makes decoding dearer.
     """
     family = next((family for family in families().values() if chip in family.chips), None)
     if family is None:
@@ -190,9 +193,11 @@ def choose(chip: str, cupti: tuple[int, int], links: Sequence[Link], interval_ns
     if has_gpm:
         absent |= {*_ONLY_WITHOUT_GPM}
         if interval_ns >= GPM_FLOOR_NS:
-            absent |= {*_PIPES}
+            absent |= {*_MAIN_PIPES}
     if interval_ns < SHORT_NS:
-        absent |= metrics.keys() - CORE
+        absent |= metrics.keys() - CORE - (set() if has_gpm else {*_MAIN_PIPES, *_OTHER_PIPES})
+        if family.l2_parts > 1:  # without the share that crossed between its parts the sectors say nothing
+            absent.add("l2_sectors")
     kept = {part: names for part, names in metrics.items() if part not in absent}
     lost = [part for part in family.metrics if part in CORE and part not in metrics]
     shortfall = f"CUPTI before 12.9 has no counters for {', '.join(lost)}" if lost else ""

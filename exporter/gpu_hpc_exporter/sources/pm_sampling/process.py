@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import subprocess
@@ -12,11 +13,22 @@ from typing import Final
 
 from gpu_hpc_exporter.sources.pm_sampling.protocol import FrameReader, FromHelper, Order, encode
 
+log = logging.getLogger(__name__)
+
 _READ_BYTES: Final = 1 << 18
+_MAX_LINE: Final = 400
+_MAX_LINES: Final = 100
+"""Lines of a helper's stderr that are logged, in all: what a library prints must not fill the log."""
 _EXIT_S: Final = 0.8
 """An orderly end takes 0.1 s; the helper itself gives up after 0.4."""
 _KILL_S: Final = 0.5
-_REMOVED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD", "CUDA_MPS_PIPE_DIRECTORY")
+_REMOVED: Final = (
+    "CUDA_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "CUDA_MPS_PIPE_DIRECTORY",
+)
 """Variables that would load foreign code into the helper, or send it to a server in place of the driver."""
 
 
@@ -31,18 +43,24 @@ class HelperProcess:
             [*program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the exporter, which then ends us
             env=helper_environment(os.environ, [target.uuid for target in order.targets]),
             close_fds=True,
         )
         self._reader = FrameReader()
         self._selector = selectors.DefaultSelector()
-        if self._process.stdin is None or self._process.stdout is None:
+        self._lines_left = _MAX_LINES
+        self._line = b""
+        if self._process.stdin is None or self._process.stdout is None or self._process.stderr is None:
             raise OSError("no pipes to the helper")
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._selector.register(self._stdout, selectors.EVENT_READ)
-        os.set_blocking(self._stdout.fileno(), False)
-        self._stdin.write(encode(order))
-        self._stdin.flush()
+        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        for pipe in (self._stdout, self._stderr):
+            self._selector.register(pipe, selectors.EVENT_READ)
+            os.set_blocking(pipe.fileno(), False)
+        with suppress(BrokenPipeError):  # it has ended already: `read` will tell
+            self._stdin.write(encode(order))
 
     @property
     def pid(self) -> int:
@@ -54,12 +72,15 @@ class HelperProcess:
 
         Raises ProtocolError where what came is no message.
         """
-        if not self._selector.select(timeout_s):
+        ready = [key.fileobj for key, _ in self._selector.select(timeout_s)]
+        if self._stderr in ready:
+            self._log_lines()
+        if self._stdout not in ready:
             return []
         data = self._stdout.read(_READ_BYTES)
-        if not data:
+        if data == b"":
             return None
-        return list(self._reader.feed(data))
+        return list(self._reader.feed(data or b""))
 
     def end(self) -> bool:
         """End it, in an orderly way if it will; whether it is gone. What holds the GPU's counters dies with it."""
@@ -71,8 +92,10 @@ class HelperProcess:
             except PermissionError:
                 return False  # it runs with more privilege than we have, and has not ended by itself
         gone = self._wait(_KILL_S)
+        self._log_lines()
         self._selector.close()
         self._stdout.close()
+        self._stderr.close()
         return gone
 
     def exit_text(self) -> str:
@@ -81,6 +104,20 @@ class HelperProcess:
         if status is None:
             return "is still running"
         return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def _log_lines(self) -> None:
+        """Log what it and its libraries have written to stderr, line by line."""
+        data = self._stderr.read(_READ_BYTES)
+        if data == b"":
+            with suppress(KeyError):  # unregistered before
+                self._selector.unregister(self._stderr)
+        *lines, self._line = (self._line + (data or b"")).split(b"\n")
+        if len(self._line) > _MAX_LINE or data == b"":
+            lines, self._line = [*lines, self._line], b""
+        for line in lines:
+            if line.strip() and self._lines_left > 0:
+                self._lines_left -= 1
+                log.info("helper %d: %s", self.pid, line[:_MAX_LINE].decode("utf-8", "replace"))
 
     def _wait(self, timeout_s: float) -> bool:
         try:

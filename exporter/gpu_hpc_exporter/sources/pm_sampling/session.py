@@ -174,8 +174,6 @@ class GpuSession:
                 hardwareBufferSize=min(max(wanted, _MIN_BUFFER), _MAX_BUFFER),
                 samplingInterval=interval_ns if by_time else round(interval_ns / NS * _ASSUMED_SYSCLK_HZ),
                 triggerMode=api.TIME_INTERVAL if by_time else api.SYSCLK_INTERVAL,
-                # Turing knows no other mode, and what is lost should be the newest: it is counted either way.
-                hwBufferAppendMode=api.KEEP_OLDEST,
             )
         )
 
