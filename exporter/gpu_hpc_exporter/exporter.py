@@ -124,7 +124,8 @@ class HardwareSource:
     def release(self, seconds: float) -> Outcome:
         """Close every file of the driver, here and in the helper process, and look whether it is true."""
         deadline = time.monotonic() + _RELEASE_S
-        self._released.begin(max(seconds, self._released.left))
+        if seconds > self._released.left:
+            self._released.begin(seconds)
         self._nvml.release(self._released.left)
         self._pause_pm()
         until = f"until {self._released.end_text}"

@@ -205,14 +205,14 @@ device 1 sm 0.25 fp32 0.125 dram 0.75 ecc_corrected_volatile 3
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
-    """What `record` wrote in two seconds of the fake driver, with two marks."""
+    """What `record` wrote in some seconds of the fake driver, with two marks."""
     directory = tmp_path_factory.mktemp("record")
     scenario = Scenario(directory, library, RECORDED)
     marks, file = directory / "marks", directory / "out" / "fake.jsonl.gz"
     file.parent.mkdir()
     begin = time.monotonic()
-    marks.write_text(f"{begin + 0.5} warm up\n{begin + 1.5} steady\n", encoding="utf-8")
-    result = run("record", "--duration=2s", "--marks", marks, file, env=scenario.env)
+    marks.write_text(f"{begin + 1} warm up\n{begin + 2} steady\n", encoding="utf-8")
+    result = run("record", "--duration=2.5s", "--marks", marks, file, env=scenario.env)
     assert result.returncode == 0, result.stderr
     assert scenario.stats().live_samples == 0
     assert list(file.parent.iterdir()) == [file]
@@ -228,7 +228,7 @@ def test_record_masks_the_machine(recording: Path) -> None:
     phases = {line["name"]: line["t"] for line in lines if line["type"] == "phase"}
     assert set(phases) == {"warm up", "steady"}
     assert phases["steady"] - phases["warm up"] == pytest.approx(1.0)
-    assert phases["steady"] < 1.6
+    assert phases["steady"] < 2
     assert "NVIDIA H200" in text
     assert "aaaa-bbbb-cccc" not in text
     assert "16500000000" not in text

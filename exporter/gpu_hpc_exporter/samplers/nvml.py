@@ -28,7 +28,6 @@ from gpu_hpc_exporter.sources.nvml.library import (
     DriverCallError,
     DriverUnavailableError,
     close_library,
-    close_library_wholly,
     driver_versions,
     open_library,
 )
@@ -58,6 +57,7 @@ class NvmlSampler:
         self._release_lock = threading.Lock()
         self._released_until_s = 0.0
         self._is_closed = threading.Event()
+        self._openings = 0
         self._watches = watches
         self._library_watch = watches.watch("", deadline_ns=LIBRARY_DEADLINE_NS)
         self._shutdown_watch = watches.watch("")
@@ -116,18 +116,19 @@ class NvmlSampler:
             try:
                 self._begin_call("nvmlInit")
                 open_library(self._driver_root)
+                self._openings += 1
                 session = self._open_session()
             except DriverUnavailableError as error:
                 self._down(error.reason, str(error), last_reason)
                 last_reason = error.reason
             except DriverCallError as error:
-                close_library()
+                self._take_back_opening()
                 self._sink.put(DriverError(time.monotonic_ns(), error.name))
                 self._down(error.name, f"the GPUs cannot be listed ({error.name})", last_reason)
                 last_reason = error.name
             except Exception:
                 log.exception("sampling ended by an unexpected error: beginning anew")
-                close_library()
+                self._take_back_opening()
                 self._state("failed", "internal_error")
                 last_reason = "internal_error"
             else:
@@ -193,9 +194,16 @@ class NvmlSampler:
         return bool(self._abandoned) or (self._events is not None and self._events.is_alive())
 
     def _close(self) -> None:
-        self._shutdown_watch.current = ("nvmlShutdown", time.monotonic_ns())
-        close_library_wholly()
-        self._shutdown_watch.current = None
+        """Take back every opening, those too that were left beside a thread stuck in the driver."""
+        while self._openings:
+            self._take_back_opening()
+
+    def _take_back_opening(self) -> None:
+        if self._openings:
+            self._openings -= 1
+            self._shutdown_watch.current = ("nvmlShutdown", time.monotonic_ns())
+            close_library()
+            self._shutdown_watch.current = None
 
     def _open_session(self) -> _Session:
         self._begin_call("list GPUs")

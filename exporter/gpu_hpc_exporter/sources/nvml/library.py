@@ -90,7 +90,6 @@ def error_name(error: pynvml.NVMLError) -> str:
     return _ERROR_NAMES.get(error.value, f"code_{error.value}")
 
 
-_MAX_OPENINGS: Final = 1000
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS: Final = (
     "usr/lib/x86_64-linux-gnu",
@@ -136,23 +135,11 @@ def open_library(driver_root: Path) -> None:
 
 
 def close_library() -> None:
-    """Take back one opening; never raises, since nothing can be done about it."""
+    """Take back one opening; the last one releases everything. Never raises, since nothing can be done about it."""
     try:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return
-
-
-def close_library_wholly() -> None:
-    """Take back every opening, those too that were left open beside a thread stuck in the driver; never raises.
-
-    NVML counts its openings and closes the device files with the last one. No thread may be in the driver.
-    """
-    for _ in range(_MAX_OPENINGS):
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            return
 
 
 def driver_versions() -> Driver:
