@@ -31,6 +31,7 @@ RatioQuantity = Literal[
     "pipe_fp32",
     "pipe_fp16",
     "pipe_int",
+    "pipe_shared",
     "engine_decode",
     "engine_encode",
     "engine_ofa",
