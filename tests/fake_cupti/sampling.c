@@ -389,9 +389,12 @@ static int configure(Sampler *s, const Call *c, const SetConfigParams *p)
 int cuptiPmSamplingSetConfig(SetConfigParams *p)
 {
     Call c;
-    int rc = open_sampler(&c, FN_cuptiPmSamplingSetConfig, p, UP_TO(SetConfigParams, append));
-    if (rc == OK)
-        rc = configure(p->sampler, &c, p);
+    int rc = open_sampler(&c, FN_cuptiPmSamplingSetConfig, p, UP_TO(SetConfigParams, trigger));
+    if (rc == OK) {
+        SetConfigParams whole = {.append = KEEP_OLDEST};  // callers of 12.6 do not know the last field
+        memcpy(&whole, p, p->head.size < sizeof whole ? p->head.size : sizeof whole);
+        rc = configure(p->sampler, &c, &whole);
+    }
     return close_sampler(&c, p, rc);
 }
 
