@@ -122,7 +122,7 @@ def record(flags: argparse.Namespace) -> int:
     with Recorder(flags.file) as recorder:
         interval_ns = round(config.sampling_interval_ms * 1e6)
         pm = PmSampler(recorder, config.pm_sampling, interval_ns)
-        nvml = NvmlSampler(pm, interval_ns, flags.path_driver_root, CallWatches())
+        nvml = NvmlSampler(pm, interval_ns, flags.path_driver_root, CallWatches(), pm.has_finer_windows)
         # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         pm.start()

@@ -100,7 +100,7 @@ class HardwareSource:
         KernelLogSampler(self._fleet, self._kmsg).start()
         interval_ns = round(config.sampling_interval_ms * 1e6)
         self._pm = PmSampler(self._fleet, config.pm_sampling, interval_ns)
-        self._nvml = NvmlSampler(self._pm, interval_ns, self._driver_root, self._watches)
+        self._nvml = NvmlSampler(self._pm, interval_ns, self._driver_root, self._watches, self._pm.has_finer_windows)
         self._pm.start()
         self._nvml.start()
 

@@ -32,6 +32,7 @@ from gpu_hpc_exporter.sources.nvml.readings import BOARD_GROUPS, VGPU_GROUPS, Gr
 log = logging.getLogger(__name__)
 
 PUBLISH_PERIOD_NS: Final = NS
+_SELDOM_NS: Final = NS // 2
 _GPM_REPROBE_NS: Final = 3600 * NS
 _MAX_GPM_BACKOFF_NS: Final = 30 * NS
 _MAX_GPM_FAILURES: Final = 20
@@ -40,6 +41,21 @@ _SILENCE_NS: Final = 60 * NS
 _BUSY: Final = 0.9
 _MAX_FAILED_PASSES: Final = 3
 """Passes in a row in which every reading fails: access to the GPU is lost, whatever the code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long GPM's windows are: `interval_ns`, or longer for a GPU that somebody else samples more finely.
+
+    Of such a GPU they tell only what the finer windows lack, and each sample costs the driver 0.3 ms.
+    """
+
+    interval_ns: int
+    has_finer_windows: Callable[[str], bool] = lambda _: False
+
+    def of(self, uuid: str) -> int:
+        """The length of a GPU's windows now, in ns."""
+        return max(self.interval_ns, _SELDOM_NS) if self.has_finer_windows(uuid) else self.interval_ns
 
 
 @dataclass(slots=True)
@@ -61,7 +77,12 @@ class GpuOwner:
     """Owns one physical GPU and its MIG instances: every driver call for them happens in its thread."""
 
     def __init__(
-        self, device: Device, sink: Sink, interval_ns: int, watch: CallWatch, on_end: Callable[[], None]
+        self,
+        device: Device,
+        sink: Sink,
+        pace: Pace,
+        watch: CallWatch,
+        on_end: Callable[[], None],
     ) -> None:
         """`watch` is told of every driver call; `on_end` is called when the GPU is lost or at a stop."""
         self._device = device
@@ -70,14 +91,15 @@ class GpuOwner:
         self.lost_reason = ""
         """Why the GPU was lost, "" while it is not."""
         self._sink = sink
-        self._interval_ns = interval_ns
+        self._pace = pace
+        self._interval_ns = pace.interval_ns
         self._publish_due_ns = 0
         board = VGPU_GROUPS if device.is_vgpu else BOARD_GROUPS
         self._rows = [self._row(device.gpu, device.handle, board)]
         for instance in device.instances:
             groups = instance_groups(device.handle, instance.gpu.peak_share)
             self._rows.append(self._row(instance.gpu, instance.handle, groups))
-        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", interval_ns, self._tick, self._close, on_end)
+        self.ticker = Ticker(f"nvml-gpu{device.gpu.index}", pace.interval_ns, self._tick, self._close, on_end)
 
     def _close(self) -> None:
         """The thread's last act: publish what was sampled and free what the driver holds for this GPU."""
@@ -119,12 +141,23 @@ class GpuOwner:
                 # The first window is published at once, later ones once a second.
                 first = self._publish_due_ns == 0
                 self._publish_due_ns = now_ns + (self._interval_ns if first else PUBLISH_PERIOD_NS)
+                self._keep_pace(now_ns)
         except DriverCallError as error:
             self._lose(error.name)
             return False
         finally:
             self._watch.current = None
         return self._failed_passes < _MAX_FAILED_PASSES
+
+    def _keep_pace(self, now_ns: int) -> None:
+        interval_ns = self._pace.of(self._device.gpu.uuid)
+        if interval_ns == self._interval_ns:
+            return
+        self._interval_ns = self.ticker.period_ns = interval_ns
+        for row in self._rows:
+            if row.gpm is not None:
+                row.gpm.interval_ns = interval_ns
+                self._sink.put(IntervalInForce(now_ns, row.gpu.uuid, "gpm", interval_ns))
 
     @property
     def index(self) -> int:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from gpu_hpc_exporter.model import DriverError, Gpu, Inventory, Sink, State, StateChange, XidError
-from gpu_hpc_exporter.samplers.gpu_owner import GpuOwner
+from gpu_hpc_exporter.samplers.gpu_owner import GpuOwner, Pace
 from gpu_hpc_exporter.samplers.lister import GpuLister, Listing
 from gpu_hpc_exporter.samplers.watch import LIBRARY_DEADLINE_NS, CallWatch, CallWatches
 from gpu_hpc_exporter.sources.nvml.events import XidEvents
@@ -49,11 +50,21 @@ _RELEASE_RETRY_S: Final = 0.2
 class NvmlSampler:
     """Feeds a sink from NVML until stopped. A missing or broken driver is a state, never an exception."""
 
-    def __init__(self, sink: Sink, interval_ns: int, driver_root: Path, watches: CallWatches) -> None:
-        """`watches` tells others which driver calls are under way."""
+    def __init__(
+        self,
+        sink: Sink,
+        interval_ns: int,
+        driver_root: Path,
+        watches: CallWatches,
+        has_finer_windows: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`watches` tells others which driver calls are under way.
+
+        `has_finer_windows` tells whether somebody else samples a GPU, by UUID, more finely than GPM can.
+        """
         self._sink = sink
         self._driver_root = driver_root
-        self._interval_ns = _above_floor(interval_ns)
+        self._pace = Pace(_above_floor(interval_ns), has_finer_windows)
         self._release_lock = threading.Lock()
         self._released_until_s = 0.0
         self._is_closed = threading.Event()
@@ -77,8 +88,8 @@ class NvmlSampler:
     def change_interval(self, interval_ns: int) -> None:
         """Sample at another interval, in a new session. A GPU whose thread is stuck keeps out of it."""
         interval_ns = _above_floor(interval_ns)
-        if interval_ns != self._interval_ns:
-            self._interval_ns = interval_ns
+        if interval_ns != self._pace.interval_ns:
+            self._pace = replace(self._pace, interval_ns=interval_ns)
             self._list_again()
 
     def release(self, seconds: float) -> None:
@@ -213,7 +224,7 @@ class NvmlSampler:
         self._state("active", "")
         if not listing.counted:
             log.warning("the driver is up and shows no GPU")
-        session = _Session(self._sink, self._interval_ns, self._watches, self._wake, listing)
+        session = _Session(self._sink, self._pace, self._watches, self._wake, listing)
         if self._events is None or not self._events.is_alive():
             arguments = (listing.devices, session.stopped)
             self._events = threading.Thread(target=self._follow_events, args=arguments, name="nvml-events", daemon=True)
@@ -333,16 +344,14 @@ class _Owned:
 class _Session:
     """The owners of all GPUs between one opening of the library and the next."""
 
-    def __init__(
-        self, sink: Sink, interval_ns: int, watches: CallWatches, wake: threading.Event, listing: Listing
-    ) -> None:
+    def __init__(self, sink: Sink, pace: Pace, watches: CallWatches, wake: threading.Event, listing: Listing) -> None:
         self.listing = listing
         self.stopped = threading.Event()
         self._watches = watches
         self._owned: list[_Owned] = []
         for device in listing.devices:
             watch = watches.watch(device.gpu.uuid, *(instance.gpu.uuid for instance in device.instances))
-            owner = GpuOwner(device, sink, interval_ns, watch, wake.set)
+            owner = GpuOwner(device, sink, pace, watch, wake.set)
             self._owned.append(_Owned(owner, watch))
             owner.ticker.start()
 

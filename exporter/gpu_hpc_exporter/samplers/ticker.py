@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """Calls `tick` every `period_ns` in a daemon thread until it answers False, raises, or `stop`.
+    """Calls `tick` every `period_ns` in a daemon thread until it answers False, raises, or `stop`; it may change that.
 
     A tick that overruns is followed by the next whole beat: missed ones are not made up for. `last` is
     called in the thread as its last act, then, when it has ended for everybody, `on_end`.
@@ -22,7 +22,7 @@ class Ticker:
     def __init__(
         self, name: str, period_ns: int, tick: Callable[[], bool], last: Callable[[], None], on_end: Callable[[], None]
     ) -> None:
-        self._period_ns = period_ns
+        self.period_ns = period_ns
         self._tick = tick
         self._last = last
         self._on_end = on_end
@@ -49,10 +49,10 @@ class Ticker:
         due = time.monotonic_ns()
         try:
             while self._tick():
-                due += self._period_ns
+                due += self.period_ns
                 now = time.monotonic_ns()
                 if due <= now:
-                    due += (now - due) // self._period_ns * self._period_ns + self._period_ns
+                    due += (now - due) // self.period_ns * self.period_ns + self.period_ns
                 while now < due:
                     # Sleeping costs half of waiting for an event; a stop is seen within a quarter second.
                     time.sleep(min(due - now, NS // 4) / NS)

@@ -92,7 +92,8 @@ class GpmStream:
         self._handle = handle
         self._uuid = gpu.uuid
         self._instance = gpu_instance_id
-        self._interval_ns = interval_ns
+        self.interval_ns = interval_ns
+        """How long windows should be; whoever takes the samples may change it."""
         self._request, self._plan = _build_request(gpu)
         start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
         self._answers = memoryview(self._request).cast("B")[start : start + len(self._plan) * _ANSWER.size]
@@ -150,10 +151,10 @@ class GpmStream:
             self._retire(0)
             yield from rejected
             if not refreshed or not values.keys() >= _CORE:
-                count = max(1, round(duration_ns / self._interval_ns))
+                count = max(1, round(duration_ns / self.interval_ns))
                 yield WindowsRejected(end_ns, self._uuid, "gpm", count)
             elif duration_ns <= MAX_WINDOW_NS:
-                late = duration_ns > LATE * self._interval_ns
+                late = duration_ns > LATE * self.interval_ns
                 yield Window(self._uuid, "gpm", end_ns, duration_ns, values, late)
 
     def _retire(self, position: int) -> None:
