@@ -335,6 +335,11 @@ class Sampler:
         self.told: list[tuple[str, float, str]] = []
         self.problem = ""
 
+    @staticmethod
+    def has_finer_windows(_: str) -> bool:
+        """PM sampling's."""
+        return False
+
     def pause(self, seconds: float, reason: str) -> None:
         """PM sampling's."""
         self.told.append(("pause", round(seconds, 1), reason))
