@@ -12,14 +12,14 @@ import argparse
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from gpu_hpc_exporter.logs import configure_logging
 from gpu_hpc_exporter.model import NS, State
 from gpu_hpc_exporter.sources import cupti as api
 from gpu_hpc_exporter.sources.cupti import Cuda, Cupti, CuptiError, LibraryUnusableError
@@ -51,21 +51,32 @@ _GRACE_S: Final = 0.4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of `gpu-hpc-pm-helper`."""
+    """Entry point of `gpu-hpc-pm-helper`; where it has loaded CUPTI it does not return."""
     parser = argparse.ArgumentParser(prog="gpu-hpc-pm-helper", allow_abbrev=False, description=__doc__)
     parser.add_argument("--library", default="", help="libcupti to load (default: the newest that fits the driver)")
     flags = parser.parse_args(arguments)
-    configure_logging("info", "logfmt")
+    # The exporter turns our lines into lines of its log, with time and level.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # The end of stdin ends us: a service manager or a terminal that signals the exporter signals us too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     try:
         order = _read_order()
-        if order is not None:
-            _Helper(order, flags.library).run()
     except ProtocolError as error:
         sys.stderr.write(f"gpu-hpc-pm-helper: {error}; it is started by gpu-hpc-exporter\n")
         return 2
+    if order is None:
+        return 0
+    status = 0
+    try:
+        _Helper(order, flags.library).run()
     except BrokenPipeError:
-        return 0  # the exporter is gone
-    return 0
+        pass  # the exporter is gone
+    except Exception:
+        log.exception("unexpected")
+        status = 1
+    # No Disable, no interpreter's end: the process's end frees the rest, and at once.
+    os._exit(status)
 
 
 def _read_order() -> Order | None:
@@ -88,10 +99,11 @@ class _Helper:
         """Sample until stdin ends."""
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
         try:
-            cuda = Cuda()
+            cuda = _load_cuda()
             cupti, version = self._load(cuda)
             self._send(Alive("start CUDA"))
             cuda.initialize()
+            ordinals = {uuid: ordinal for ordinal, uuid in enumerate(cuda.uuids())}
             cupti.call(api.ProfilerInitialize())
             self._send(Ready(cupti.path[:400], f"{version[0]}.{version[1]}"))
         except LibraryUnusableError as error:
@@ -100,7 +112,7 @@ class _Helper:
             state: State = "no_permission" if error.denied else "failed"
             self._send(Unusable(state, DENIED if error.denied else str(error)))
         else:
-            self._samplings = list(self._open_all(cuda, cupti, version))
+            self._samplings = list(self._open_all(ordinals, cupti, version))
             self._loop()
             return
         # The exporter ends us when it has read that.
@@ -118,8 +130,7 @@ class _Helper:
             )
         return cupti, version
 
-    def _open_all(self, cuda: Cuda, cupti: Cupti, version: Version) -> Sequence[GpuSampling]:
-        ordinals = {uuid: ordinal for ordinal, uuid in enumerate(cuda.uuids())}
+    def _open_all(self, ordinals: Mapping[str, int], cupti: Cupti, version: Version) -> Sequence[GpuSampling]:
         samplings = []
         for target in self._order.targets:
             ordinal = ordinals.get(target.uuid)
@@ -160,14 +171,21 @@ class _Helper:
         for sampling in self._samplings:
             with suppress(CuptiError):
                 sampling.stop()
-        # No Disable, no interpreter's end: the process's end frees the rest, and at once.
-        os._exit(0)
 
     @staticmethod
     def _send(message: FromHelper) -> None:
         data = encode(message)
         while data:
             data = data[os.write(_STDOUT, data) :]
+
+
+def _load_cuda() -> Cuda:
+    cuda = Cuda()
+    try:
+        cuda.version  # noqa: B018  whether it is a driver at all
+    except AttributeError as error:
+        raise LibraryUnusableError(f"libcuda.so.1 is no driver of NVIDIA's: {error}") from error
+    return cuda
 
 
 def _end_with_stdin() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fake_cupti
 from e2e.machine import Start, run_machine
 from fake_nvml import build
 
@@ -16,6 +17,12 @@ from fake_nvml import build
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake driver library, built once."""
     return build(tmp_path_factory.mktemp("fake_nvml"))
+
+
+@pytest.fixture(scope="session")
+def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake CUDA and CUPTI libraries, built once."""
+    return fake_cupti.build(tmp_path_factory.mktemp("fake_cupti"))
 
 
 @pytest.fixture

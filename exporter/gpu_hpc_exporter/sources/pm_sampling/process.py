@@ -83,7 +83,10 @@ class HelperProcess:
         return list(self._reader.feed(data or b""))
 
     def end(self) -> bool:
-        """End it, in an orderly way if it will; whether it is gone. What holds the GPU's counters dies with it."""
+        """End it, in an orderly way if it will; whether it is gone. What holds the GPU's counters dies with it.
+
+        Nothing can be read any more; it may be called again.
+        """
         with suppress(BrokenPipeError):  # it had gone before it read the order
             self._stdin.close()
         if not self._wait(_EXIT_S):
@@ -92,7 +95,8 @@ class HelperProcess:
             except PermissionError:
                 return False  # it runs with more privilege than we have, and has not ended by itself
         gone = self._wait(_KILL_S)
-        self._log_lines()
+        if not self._stderr.closed:
+            self._log_lines()
         self._selector.close()
         self._stdout.close()
         self._stderr.close()

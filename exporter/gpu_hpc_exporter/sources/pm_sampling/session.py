@@ -38,11 +38,11 @@ class Decoded:
 
 
 class MetricsRefusedError(Exception):
-    """The library does not know some counters of the set, or cannot read all in one pass (then `names` is empty)."""
+    """The library does not know some counters of the set, or does not take all together (then `names` is empty)."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        super().__init__(", ".join(names) or "the set needs more than one pass")
+        super().__init__(", ".join(names) or "the library cannot read these counters in one pass")
 
 
 class GpuSession:
@@ -131,7 +131,7 @@ class GpuSession:
             self._add(self._host, self._names)
         except CuptiError as error:
             refused = [name for name in self._names if not self._knows(chip, name)]
-            if not refused:
+            if not refused and error.name not in ("invalid_parameter", "invalid_metric_name"):
                 raise
             raise MetricsRefusedError(refused) from error
         size = api.HostGetConfigImageSize(pHostObject=self._host)
