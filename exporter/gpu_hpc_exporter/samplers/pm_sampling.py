@@ -10,10 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final
 
 from gpu_hpc_exporter.config import PmSampling
 from gpu_hpc_exporter.model import (
+    NS,
     Event,
     Gpu,
     IntervalInForce,
@@ -25,6 +28,7 @@ from gpu_hpc_exporter.model import (
     StateChange,
     Window,
 )
+from gpu_hpc_exporter.sources.pm_sampling.metric_sets import GPM_FLOOR_NS
 from gpu_hpc_exporter.sources.pm_sampling.process import HelperProcess
 from gpu_hpc_exporter.sources.pm_sampling.protocol import (
     Alive,
@@ -46,29 +50,48 @@ log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
 """How often to look for profilers and requests: ncu takes 0.6 s from its start to its first kernel."""
-_SETTLE_S: Final = 1.0
-"""After a profiler has ended, wait so long: scripts run it again and again."""
-_SILENCE_S: Final = 5.0
-"""The helper is heard from once a second; one that is silent for so long hangs."""
-_START_SILENCE_S: Final = 60.0
-"""Initialising CUDA on a node of eight GPUs that nobody keeps awake takes half a minute."""
-_FIRST_BACKOFF_S: Final = 0.5
-_MAX_BACKOFF_S: Final = 60.0
-_STEADY_S: Final = 60.0
+_NOTHING_TO_DO_S: Final = 60.0
 _UNUSABLE_RETRY_S: Final = 600.0
 _MAX_HANGS: Final = 3
 _EXCLUDED_S: Final = 3600.0
+_FUTURE_NS: Final = NS
+"""Windows that end later than this from now are no windows."""
 _TURING: Final = (7, 5)
 _HOPPER: Final = (9, 0)
 """From Hopper on GPM and PM sampling do not disturb each other, nor does DCGM; before, the counters have one owner."""
 _STOP_S: Final = 2.5
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for what, in seconds.
+
+    settle: after a profiler has ended, since scripts run it again and again.
+    silence: the helper is heard from once a second; one that is silent for so long hangs.
+    start: initialising CUDA on a node of eight GPUs that nobody keeps awake takes half a minute.
+    first_backoff, max_backoff: until a helper that ended unasked is started again; after `steady` it is the first time.
+    """
+
+    settle: float = 1.0
+    silence: float = 5.0
+    start: float = 60.0
+    first_backoff: float = 0.5
+    max_backoff: float = 60.0
+    steady: float = 60.0
+
+
 class PmSampler:
     """Feeds a sink with PM sampling's windows until stopped; a sink itself, which learns of the GPUs in passing."""
 
-    def __init__(self, sink: Sink, settings: PmSampling, interval_ns: int) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        settings: PmSampling,
+        interval_ns: int,
+        patience: Patience = Patience(),
+    ) -> None:
         self._sink = sink
+        self._patience = patience
         self._settings = settings
         self._interval_ns = interval_ns
         self._lock = threading.Lock()
@@ -76,13 +99,15 @@ class PmSampler:
         self._idle = threading.Event()
         self._stopping = False
         self._gpus: tuple[Gpu, ...] = ()
+        self._returned: set[str] = set()
+        """GPUs that were away meanwhile: whoever forgot their states has to be told again."""
         self._paused_until = 0.0
         self._pause_reason = ""
         self._profilers = ProfilerWatch(settings.yield_to)
         self._clear_since = 0.0
         self._next_start = 0.0
-        self._backoff_s = _FIRST_BACKOFF_S
-        self._hangs: dict[str, int] = {}
+        self._backoff_s = patience.first_backoff
+        self._hangs: dict[str, list[float]] = {}
         self._excluded: dict[str, float] = {}
         self._told: dict[str, tuple[State, str]] = {}
         self._thread = threading.Thread(target=self._run, name="pm-sampling", daemon=True)
@@ -92,6 +117,9 @@ class PmSampler:
         self._sink.put(event)
         if isinstance(event, Inventory):
             with self._lock:
+                if event.gpus == self._gpus:
+                    return
+                self._returned |= {gpu.uuid for gpu in event.gpus} - {gpu.uuid for gpu in self._gpus}
                 self._gpus = event.gpus
             self._changed.set()
 
@@ -130,10 +158,17 @@ class PmSampler:
             self._idle.wait(_STOP_S)
 
     def resume(self) -> None:
-        """End a pause."""
+        """End a pause, and any wait before the next try."""
         with self._lock:
             self._paused_until = 0.0
+            self._next_start = 0.0
+            self._backoff_s = self._patience.first_backoff
         self._changed.set()
+
+    def has_finer_windows(self, uuid: str) -> bool:
+        """Whether a GPU's windows come, and are shorter than GPM's can be."""
+        state, _ = self._told.get(uuid, (None, ""))
+        return state == "active" and self._interval_ns < GPM_FLOOR_NS
 
     def _run(self) -> None:
         while not self._stopping:
@@ -148,12 +183,12 @@ class PmSampler:
     def _wait_or_sample(self) -> None:
         self._changed.clear()
         targets = self._targets()
-        state, reason = self._obstacle()
+        state, reason = self._obstacle(targets)
         if not targets or state is not None or time.monotonic() < self._next_start:
             if state is not None:
                 self._tell_all(targets, state, reason)
             self._idle.set()
-            self._changed.wait(_POLL_S if targets else None)
+            self._changed.wait(_POLL_S if targets else _NOTHING_TO_DO_S)
             return
         self._sample(targets)
 
@@ -161,9 +196,11 @@ class PmSampler:
         """The GPUs to sample. For the others it is said why not."""
         with self._lock:
             gpus, mode = self._gpus, self._settings.mode
-        if mode == "off":
-            return ()
+            for uuid in self._returned:
+                self._told.pop(uuid, None)
+            self._returned.clear()
         now = time.monotonic()
+        self._excluded = {uuid: until for uuid, until in self._excluded.items() if until > now}
         chosen = []
         for gpu in gpus:
             if gpu.parent_uuid:
@@ -171,27 +208,26 @@ class PmSampler:
             reason = _unsupported(gpu, mode)
             if reason:
                 self._tell(gpu.uuid, "unsupported", reason)
-            elif self._excluded.get(gpu.uuid, 0.0) > now:
+            elif gpu.uuid in self._excluded:
                 self._tell(gpu.uuid, "failed", "it made the helper process hang again and again")
             else:
                 chosen.append(gpu)
         return tuple(chosen)
 
-    def _obstacle(self) -> tuple[State | None, str]:
+    def _obstacle(self, targets: Sequence[Gpu]) -> tuple[State | None, str]:
         """Why the helper must not run now, or None."""
         with self._lock:
             paused = time.monotonic() < self._paused_until
             reason = self._pause_reason
-            gpus = self._gpus
         if paused:
             return "paused", reason
         profiler = self._profilers.poll()
         if profiler:
-            self._clear_since = time.monotonic() + _SETTLE_S
+            self._clear_since = time.monotonic() + self._patience.settle
             return "paused", f"{profiler} runs"
         if time.monotonic() < self._clear_since:
             return "paused", "a profiler has just ended"
-        if any(_capability(gpu) < _HOPPER for gpu in gpus):
+        if any(_capability(gpu) < _HOPPER for gpu in targets):
             dcgm = self._profilers.hosts_dcgm()
             if dcgm:
                 return "busy", f"{dcgm} runs: before Hopper the counters have one owner"
@@ -215,8 +251,8 @@ class PmSampler:
             problem = self._follow(helper, gpus)
         finally:
             gone = helper.end()
-            if time.monotonic() - began > _STEADY_S:
-                self._backoff_s = _FIRST_BACKOFF_S
+            if time.monotonic() - began > self._patience.steady:
+                self._backoff_s = self._patience.first_backoff
             if not gone:
                 problem = f"the helper process {helper.pid} does not end"
             if problem:
@@ -227,21 +263,23 @@ class PmSampler:
 
     def _follow(self, helper: HelperProcess, gpus: Sequence[Gpu]) -> str:
         """Take the helper's messages until it has to end (""), or should not go on (why)."""
-        ear = _Ear()
+        ear = _Ear(self._patience)
+        uuids = {gpu.uuid for gpu in gpus}
         next_look = 0.0
         while True:
             try:
                 messages = helper.read(_POLL_S)
+                for message in messages or ():
+                    ear.hear(message)
+                    _check(message, uuids)
+                    self._take(message, gpus)
             except ProtocolError as error:
                 return str(error)
             if messages is None:
-                return "the helper process has ended"
-            for message in messages:
-                ear.hear(message)
-                self._take(message, gpus)
+                return "" if self._stopping else "the helper process has ended"
             if ear.is_deaf():
                 self._note_hang(ear.uuid)
-                return f"the helper process hangs ({ear.doing or 'decode'})"
+                return f"the helper process hangs ({ear.doing or 'decode'}{ear.uuid and f' of {ear.uuid}'})"
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _POLL_S
                 if self._has_to_end(gpus):
@@ -253,7 +291,9 @@ class PmSampler:
         """Whether a stop, a pause, a profiler, other GPUs or other settings are due."""
         if self._stopping or self._changed.is_set():
             return True
-        state, reason = self._obstacle()
+        if any(until <= time.monotonic() for until in self._excluded.values()):
+            return True
+        state, reason = self._obstacle(gpus)
         if state is None:
             return False
         log.info("PM sampling gives way: %s", reason)
@@ -266,8 +306,6 @@ class PmSampler:
             case Windows():
                 self._put_windows(message)
             case GpuState(uuid, state, reason):
-                if state == "active":
-                    self._hangs.pop(uuid, None)
                 self._tell(uuid, state, reason)
             case Sampling(uuid, interval_ns, l2_definition):
                 self._sink.put(IntervalInForce(now_ns, uuid, "pm_sampling", interval_ns, l2_definition))
@@ -277,7 +315,10 @@ class PmSampler:
                 self._sink.put(ReadingRejected(now_ns, uuid, reading, reason))
             case Unusable(state, reason):
                 self._tell_all(gpus, state, reason)
-                self._next_start = time.monotonic() + _UNUSABLE_RETRY_S
+                if state == "failed":  # such as a fabric manager that is still starting
+                    self._back_off()
+                else:
+                    self._next_start = time.monotonic() + _UNUSABLE_RETRY_S
             case Ready(library, version):
                 log.info("PM sampling uses %s (CUPTI %s)", library, version)
             case Alive():
@@ -296,14 +337,16 @@ class PmSampler:
         """A GPU for which the helper hangs again and again is left out for a while, so that the others are served."""
         if not uuid:
             return
-        self._hangs[uuid] = self._hangs.get(uuid, 0) + 1
-        if self._hangs[uuid] >= _MAX_HANGS:
-            self._hangs[uuid] = 0
-            self._excluded[uuid] = time.monotonic() + _EXCLUDED_S
+        now = time.monotonic()
+        hangs = [*(at for at in self._hangs.get(uuid, ()) if now - at < _EXCLUDED_S), now]
+        if len(hangs) >= _MAX_HANGS:
+            self._excluded[uuid] = now + _EXCLUDED_S
+            hangs = []
+        self._hangs[uuid] = hangs
 
     def _back_off(self) -> None:
         self._next_start = time.monotonic() + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+        self._backoff_s = min(2 * self._backoff_s, self._patience.max_backoff)
 
     def _tell_all(self, gpus: Sequence[Gpu], state: State, reason: str) -> None:
         for gpu in gpus:
@@ -312,8 +355,12 @@ class PmSampler:
     def _tell(self, uuid: str, state: State, reason: str) -> None:
         if self._told.get(uuid) == (state, reason):
             return
+        is_known = (state, reason) in self._told.values()
         self._told[uuid] = (state, reason)
-        if state not in ("active", "paused"):
+        if state in ("no_permission", "unsupported"):  # as the host is set up: one line for all of its GPUs
+            level = logging.WARNING if state == "no_permission" else logging.INFO
+            log.log(logging.DEBUG if is_known else level, "%s: pm_sampling is %s: %s", uuid, state, reason)
+        elif state not in ("active", "paused"):
             log.warning("%s: pm_sampling is %s: %s", uuid, state, reason)
         self._sink.put(StateChange(time.monotonic_ns(), "pm_sampling", uuid, state, reason))
 
@@ -321,22 +368,35 @@ class PmSampler:
 class _Ear:
     """What the helper was last heard to be about, and whether it has been silent for too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience) -> None:
         self.doing = "load CUDA"
         self.uuid = ""
-        self._patience_s = _START_SILENCE_S
+        self._patience = patience
+        self._patience_s = patience.start
         self._heard = time.monotonic()
 
     def hear(self, message: FromHelper) -> None:
         """Note a message."""
         self._heard = time.monotonic()
-        self.doing, self.uuid = (message.doing, message.uuid) if isinstance(message, Alive) else ("", "")
+        if isinstance(message, Alive):
+            self.doing, self.uuid = message.doing, message.uuid
+        elif isinstance(message, Ready | Windows):
+            self.doing, self.uuid = "", ""
         if isinstance(message, Ready):
-            self._patience_s = _SILENCE_S
+            self._patience_s = self._patience.silence
 
     def is_deaf(self) -> bool:
         """Whether nothing was heard for too long."""
         return time.monotonic() - self._heard > self._patience_s
+
+
+def _check(message: FromHelper, uuids: AbstractSet[str]) -> None:
+    """Raise ProtocolError where a message is about a GPU that was not ordered, or about the future."""
+    uuid = getattr(message, "uuid", "")
+    if uuid not in uuids and (uuid or not isinstance(message, Alive | Ready | Unusable)):
+        raise ProtocolError("the helper speaks of a GPU that it was not told to sample")
+    if isinstance(message, Windows) and max(message.ends_ns, default=0) > time.monotonic_ns() + _FUTURE_NS:
+        raise ProtocolError("the helper sent windows from the future")
 
 
 def _capability(gpu: Gpu) -> tuple[int, int]:
@@ -351,6 +411,8 @@ def _has_gpm(gpu: Gpu) -> bool:
 
 def _unsupported(gpu: Gpu, mode: str) -> str:
     """Why a GPU is not sampled at all, or ""."""
+    if mode == "off":
+        return "pm_sampling.mode is off"
     if gpu.mig_mode == "enabled":
         return "MIG is enabled: PM sampling needs the whole GPU"
     if _capability(gpu) < _TURING:
