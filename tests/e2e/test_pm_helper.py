@@ -399,19 +399,6 @@ def test_b11_counters_that_silence_the_gpu_are_given_up(run: Run) -> None:
     assert helper.states() == [("active", "")]
 
 
-def test_b11_silence_later_is_said(run: Run) -> None:
-    """B11: decodes that succeed without windows in steady state: failed, then all counters again."""
-    helper = run("device 0")
-    helper.hear_until(helper.has_windows(5))
-    helper.scenario.rewrite("device 0\nno_samples")
-    helper.hear_until(lambda: helper.states()[-1][0] == "failed")
-    helper.scenario.rewrite("device 0")
-    came = len(helper.windows())
-    helper.hear_until(helper.has_windows(came + 5))
-    assert [state for state, _ in helper.states()] == ["active", "failed", "active"]
-    assert "set_reduced" not in helper.incidents()
-
-
 def test_counters_that_flood_are_given_up(run: Run) -> None:
     """A counter that overflows the buffer from the start costs itself, not the others."""
     helper = run("device 0\nflood nvl*", links=("pcie", "nvlink"))
@@ -479,7 +466,7 @@ def test_j07_no_pass_is_large_enough(run: Run) -> None:
 def test_j04_windows_that_repeat_or_lack(run: Run, reason: int) -> None:
     """J04: any stop reason is taken; windows that come twice are told once, gaps stay gaps."""
     helper = run(f"device 0\ndrop every 5\nduplicate every 7\nstop_reason {reason}")
-    helper.hear_until(helper.has_windows(150))
+    helper.hear_until(helper.has_windows(60))
     windows = helper.windows()
     assert all(after[0] >= before[1] for before, after in pairwise(windows))
     gaps = [(after[0] - before[1]) // MS for before, after in pairwise(windows)]
