@@ -136,14 +136,13 @@ class HardwareSource:
         return Outcome("done", f"released {until}: NVML is closed, PM sampling has ended, no /dev/nvidia* is open")
 
     def resume(self) -> Outcome:
-        """Open everything again; counters go on from where they were."""
-        if not (self._paused.left or self._released.left):
-            return Outcome("done", "nothing was paused or released")
+        """Open everything again, at once where a failure is being waited out; counters go on from where they were."""
+        was_away = self._paused.left or self._released.left
         self._paused.end()
         self._released.end()
         self._pm.resume()
         self._nvml.resume()
-        return Outcome("done", "resumed")
+        return Outcome("done", "resumed" if was_away else "nothing was paused or released")
 
     def released(self) -> str:
         """Such as "released until 2026-01-31T12:00:00Z"."""

@@ -42,11 +42,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=FIGURES)
     parser.add_argument("--seconds", type=float, default=0.0, help="length of a phase (default: each figure's own)")
+    parser.add_argument("--library", default="", help="libcupti to use (default: the exporter's choice)")
     args = parser.parse_args()
+    Settings.library = args.library
     for what in args.what:
         say(f"\n## {what}\n")
         with tempfile.TemporaryDirectory() as directory:
             FIGURES[what](Path(directory), args.seconds)
+
+
+class Settings:
+    """What every figure is measured with."""
+
+    library = ""
 
 
 def say(line: str) -> None:
@@ -59,7 +67,7 @@ def sampling(directory: Path, interval_ms: float) -> Iterator[Exporter]:
     config = directory / f"config-{interval_ms}.yaml"
     config.write_text(
         f"sampling_interval_ms: {interval_ms}\ngauge_window_seconds: {GAUGE_WINDOW_S}\n"
-        "pm_sampling: {mode: required}\n"
+        f"pm_sampling: {{mode: required, library: {json.dumps(Settings.library)}}}\n"
     )
     with run_exporter(directory, f"--config.file={config}") as exporter:
         wait_until_active(exporter)
@@ -72,6 +80,12 @@ def wait_until_active(exporter: Exporter) -> float:
     begin = time.monotonic()
     exporter.wait_for(is_active, 30)
     return time.monotonic() - begin
+
+
+def pause(exporter: Exporter) -> None:
+    """Pause PM sampling; return when that shows, since expositions are kept for a second."""
+    exporter.ask("/-/pause?seconds=600")
+    exporter.wait_for(lambda samples: not is_active(samples))
 
 
 def is_active(samples: Samples) -> bool:
@@ -151,19 +165,13 @@ def long(directory: Path, seconds: float) -> None:
         memory = []
         found: dict[str, Span] = {}
         with workload(directory, length, *phases) as (process, marks):
-            seen = 0
-            while process.poll() is None:
-                for line in marks.read_text().splitlines()[seen:]:
-                    seen += 1
-                    begin, name = line.split()
-                    if name != "between":
-                        time.sleep(max(0.0, float(begin) + 3 - time.monotonic()))
-                        span = Span(exporter)
-                        time.sleep(max(0.0, float(begin) + length - 3 - time.monotonic()))
-                        span.end()
-                        found[name] = span
-                        memory.append(rss_mb(pid))
-                time.sleep(0.05)
+            for name, begin in phases_of(process, marks):
+                time.sleep(max(0.0, begin + 3 - time.monotonic()))
+                span = Span(exporter)
+                time.sleep(max(0.0, begin + length - 3 - time.monotonic()))
+                span.end()
+                found[name] = span
+                memory.append(rss_mb(pid))
             counts = [json.loads(line) for line in counts_of(marks).read_text().splitlines()]
         for count in counts:
             say(row(count, found[count["phase"]]))
@@ -209,16 +217,31 @@ def say_windows(label: str, span: Span, interval_ms: float) -> None:
 
 
 def intervals(directory: Path, seconds: float) -> None:
-    """CPU and windows at each interval under GEMM and copy."""
-    for interval_ms in (100, 10, 1):
-        with sampling(directory, interval_ms) as exporter:
-            for phase in ("gemm", "copy"):
-                with workload(directory, 600, phase):
-                    time.sleep(1.5)
-                    span = Span(exporter)
-                    time.sleep(seconds or 20)
-                    span.end()
-                    say_windows(phase, span, interval_ms)
+    """CPU and windows at 100 ms and 1 ms under GEMM and copy; 10 ms is the long run's."""
+    length = seconds or 20
+    for interval_ms in (100, 1):
+        with (
+            sampling(directory, interval_ms) as exporter,
+            workload(directory, length + 3, "gemm", "copy") as (process, marks),
+        ):
+            for phase, begin in phases_of(process, marks):
+                time.sleep(max(0.0, begin + 1.5 - time.monotonic()))
+                span = Span(exporter)
+                time.sleep(length)
+                span.end()
+                say_windows(phase, span, interval_ms)
+
+
+def phases_of(process: subprocess.Popen[bytes], marks: Path) -> Iterator[tuple[str, float]]:
+    """Phases of a running workload as they begin, and when."""
+    seen = 0
+    while process.poll() is None:
+        for line in marks.read_text().splitlines()[seen:]:
+            seen += 1
+            begin, name = line.split()
+            if name != "between":
+                yield name, float(begin)
+        time.sleep(0.05)
 
 
 def jitter(_: Path, seconds: float) -> None:
@@ -226,7 +249,7 @@ def jitter(_: Path, seconds: float) -> None:
     smi = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     uuid = re.findall(r"GPU-[0-9a-f-]+", smi)[0]
     for interval_ns in (100_000_000, 10_000_000, 1_000_000):
-        helper = HelperProcess((), "", Order(interval_ns, [Target(uuid, ("pcie",), has_gpm=True)]))
+        helper = HelperProcess((), Settings.library, Order(interval_ns, [Target(uuid, ("pcie",), has_gpm=True)]))
         durations: list[int] = []
         begin, first = time.monotonic(), 0.0
         while time.monotonic() - begin < (seconds or 6):
@@ -260,18 +283,20 @@ def launches(directory: Path, _: float) -> None:
 
         block(200_000)
         differences, without = [], []
-        for _ in range(20):
+        for _ in range(12):
             times = {}
             for active in random.sample((True, False), 2):
-                exporter.ask("/-/resume" if active else "/-/pause?seconds=600")
                 if active:
+                    exporter.ask("/-/resume")
                     wait_until_active(exporter)
+                else:
+                    pause(exporter)
                 times[active] = block(100_000)
             differences.append(times[True] - times[False])
             without.append(times[False])
         low, high = bootstrap(differences)
         say(
-            f"20 pairs of 100,000 launches: {statistics.median(without):.1f} ns a launch without sampling, "
+            f"12 pairs of 100,000 launches: {statistics.median(without):.1f} ns a launch without sampling, "
             f"with it {statistics.median(differences):+.1f} ns (95 % interval {low:+.1f} to {high:+.1f})"
         )
         loop.kill()
@@ -319,7 +344,7 @@ def ncu(directory: Path, _: float) -> None:
             good, back = 0, []
             for _ in range(10):
                 if way == "pause":
-                    exporter.ask("/-/pause?seconds=600")
+                    pause(exporter)
                 result = subprocess.run(command, capture_output=True, text=True, check=False)
                 good += result.returncode == 0 and "==ERROR==" not in result.stdout
                 if way == "pause":

@@ -28,7 +28,7 @@ import pynvml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from exporter_process import Exporter, run_exporter
+from exporter_process import Exporter, Samples, run_exporter
 from gpu.workload import PHASES, Step
 
 SCRAPE_INTERVAL_S = 1.0
@@ -80,10 +80,13 @@ class Switch:
             time.sleep(SETTLE_S)
             return
         self._exporter.ask("/-/resume" if on else "/-/pause?seconds=600")
-        if on:
-            self._exporter.wait_for(
-                lambda s: s.get("gpu_hpc_source_state", gpu="0", source="pm_sampling", state="active") == 1, 30
-            )
+        # Expositions are kept for a second: a state must be seen, not assumed.
+        self._exporter.wait_for(lambda samples: is_sampling(samples) == on, 30)
+
+
+def is_sampling(samples: Samples) -> bool:
+    """Whether PM sampling is active."""
+    return samples.get("gpu_hpc_source_state", gpu="0", source="pm_sampling", state="active") == 1
 
 
 class Clocks:

@@ -404,7 +404,7 @@ def test_a_pause_and_a_release_run_side_by_side(hardware: tuple[HardwareSource, 
     assert source.resume() == Outcome("done", "resumed")
     assert source.released() == ""
     assert source.resume() == Outcome("done", "nothing was paused or released")
-    assert sampler.told == [("resume", 0, "")] * 2
+    assert sampler.told == [("resume", 0, "")] * 4
 
 
 def test_a_release_says_what_is_still_open(hardware: tuple[HardwareSource, Sampler], held: dict[str, set[str]]) -> None:
