@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
-_BEAT_NS: Final = NS
+_BEAT_NS: Final = 2 * NS
 """The exporter hears from us at least so often; what it does not hear from hangs."""
 _GRACE_S: Final = 0.4
 """How long an orderly end may take once stdin has ended."""

@@ -221,7 +221,7 @@ def test_it_gives_way_to_profilers(start: Start, tmp_path: Path) -> None:
             with program(tmp_path, name):
                 assert ends(5)
                 took = time.monotonic() - began
-                machine.sink.wait_for_state("paused", f"{name} (pid ")
+                machine.sink.wait_for_state("paused", f"{name} runs")
                 machine.sampler.resume()
                 assert helpers() == []
         began = time.monotonic()
@@ -293,7 +293,7 @@ def test_j_a_helper_that_always_crashes_is_started_ever_more_seldom(start: Start
 
 def test_of_two_gpus_the_one_that_hangs_is_left_out(start: Start) -> None:
     """Decode hangs for one GPU again and again, long after it was active: it is named, then the other is served."""
-    machine = start("device 0\ndevice 1\nfault cuptiPmSamplingDecodeData device 1 after_calls 6 hang", gpu(0), gpu(1))
+    machine = start("device 0\ndevice 1\nfault cuptiPmSamplingDecodeData device 1 hang from 0.2", gpu(0), gpu(1))
     machine.sink.wait_for_state("failed", f"hangs (decode of {uuid_of(1)})")
     machine.sink.wait_for_state("failed", "hang again and again", device=1)
     machine.sink.wait_for_new_windows(0)

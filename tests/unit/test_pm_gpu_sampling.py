@@ -157,7 +157,7 @@ def test_windows_touch_and_cover_the_time(interval_ms: int) -> None:
     assert touch(windows)
     assert {end - begin for begin, end in windows} == {length}
     assert abs(windows[0][0] - (1000 * NS + 300 * MS + length)) <= length
-    assert windows[-1][1] > gpu.now - 1.1 * NS
+    assert windows[-1][1] > gpu.now - 1.6 * NS
     assert (gpu.states(), gpu.incidents(), gpu.intervals()) == ([("active", "")], [], [length // MS])
 
 
