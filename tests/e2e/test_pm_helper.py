@@ -158,7 +158,7 @@ def wait_for_hang(helper: Helper, count: int = 1) -> None:
     helper.hear_until(lambda: helper.scenario.stats().hangs >= count)
 
 
-@pytest.mark.parametrize(("interval_ms", "count"), [(100, 12), (10, 120), (1, 1200)])
+@pytest.mark.parametrize(("interval_ms", "count"), [(100, 8), (10, 120), (1, 600)])
 def test_each_window_comes_once_with_its_values(run: Run, interval_ms: int, count: int) -> None:
     """Windows touch, have the length asked for, and their sum over time is what the hardware counted."""
     began = time.monotonic_ns()
@@ -179,13 +179,8 @@ def test_each_window_comes_once_with_its_values(run: Run, interval_ms: int, coun
     stats = helper.scenario.stats()
     assert stats.lost_windows == {}
     assert stats.max_inside == {0: 1}
-    waiting = stats.windows[0] - len(windows)
-    assert waiting in (1, 1 + helper_period_windows(interval_ms)) or waiting <= 1 + helper_period_windows(interval_ms)
-
-
-def helper_period_windows(interval_ms: int) -> int:
-    """Windows of one decode, which may be on their way."""
-    return 1000 // interval_ms
+    # None of a decode is left out but the first sample; those of the last decode may be on their way.
+    assert 1 <= stats.windows[0] - len(windows) <= 1 + 1000 // interval_ms
 
 
 def test_it_ends_with_stdin(run: Run) -> None:
@@ -233,7 +228,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("fault", ["", "fault cuptiPmSamplingDecodeData hang after_calls 5"])
+@pytest.mark.parametrize("fault", ["", "fault cuptiPmSamplingDecodeData hang from 0.2"])
 def test_it_ends_when_the_exporter_is_killed(tmp_path: Path, cupti: Path, fault: str) -> None:
     """A14: kill -9 of the exporter leaves no helper behind, also while a call hangs."""
     scenario = CuptiScenario(tmp_path, cupti, textwrap.dedent(BUSY_GPU) + fault)
@@ -409,11 +404,10 @@ def test_counters_that_flood_are_given_up(run: Run) -> None:
 
 def test_an_overflow_halves_the_rate(run: Run) -> None:
     """Steady state: the overflow is counted, windows go on at half the rate."""
-    helper = run("device 0")
-    helper.hear_until(helper.has_windows(20))
-    helper.scenario.rewrite("device 0\nfault cuptiPmSamplingDecodeData 8 times 1")
+    helper = run("device 0\nfault cuptiPmSamplingDecodeData from 0.2 8 times 1")
     helper.hear_until(lambda: len(helper.all(Sampling)) >= 2)
     came = len(helper.windows())
+    assert came > 0
     helper.hear_until(helper.has_windows(came + 5))
     assert [message.interval_ns // MS for message in helper.all(Sampling)] == [10, 20]
     assert helper.incidents() == ["overflow", "rate_halved"]
@@ -466,7 +460,7 @@ def test_j07_no_pass_is_large_enough(run: Run) -> None:
 def test_j04_windows_that_repeat_or_lack(run: Run, reason: int) -> None:
     """J04: any stop reason is taken; windows that come twice are told once, gaps stay gaps."""
     helper = run(f"device 0\ndrop every 5\nduplicate every 7\nstop_reason {reason}")
-    helper.hear_until(helper.has_windows(60))
+    helper.hear_until(helper.has_windows(20))
     windows = helper.windows()
     assert all(after[0] >= before[1] for before, after in pairwise(windows))
     gaps = [(after[0] - before[1]) // MS for before, after in pairwise(windows)]
