@@ -488,6 +488,7 @@ def test_nothing_is_injected_into_the_helper(run: Run, monkeypatch: pytest.Monke
     helper.hear_until(lambda: helper.all(Ready))
     environment = Path(f"/proc/{helper.process.pid}/environ").read_text().split("\0")
     assert f"CUDA_VISIBLE_DEVICES={uuid_of(0)}" in environment
+    assert "CUDA_MPS_PIPE_DIRECTORY=/nonexistent" in environment
     assert not [entry for entry in environment if "evil" in entry]
 
 

@@ -22,14 +22,10 @@ _MAX_LINES: Final = 100
 _EXIT_S: Final = 0.8
 """An orderly end takes 0.1 s; the helper itself gives up after 0.4."""
 _KILL_S: Final = 0.5
-_REMOVED: Final = (
-    "CUDA_INJECTION64_PATH",
-    "NVTX_INJECTION64_PATH",
-    "LD_PRELOAD",
-    "LD_AUDIT",
-    "CUDA_MPS_PIPE_DIRECTORY",
-)
-"""Variables that would load foreign code into the helper, or send it to a server in place of the driver."""
+_REMOVED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD", "LD_AUDIT")
+"""Variables that would load foreign code into the helper."""
+_NO_MPS: Final = "/nonexistent"
+"""Where no MPS server listens: without the variable CUDA would look for one in /tmp/nvidia-mps."""
 
 
 class HelperProcess:
@@ -136,5 +132,6 @@ def helper_environment(environment: Mapping[str, str], uuids: Sequence[str]) -> 
     kept = {name: value for name, value in environment.items() if name not in _REMOVED}
     kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     kept["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    kept["CUDA_MPS_PIPE_DIRECTORY"] = _NO_MPS
     kept["MALLOC_ARENA_MAX"] = "1"  # each arena would keep memory of its own
     return kept
