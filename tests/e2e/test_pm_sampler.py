@@ -36,7 +36,7 @@ from gpu_hpc_exporter.model import (
 from gpu_hpc_exporter.samplers.pm_sampling import Patience, PmSampler
 
 MS = 1_000_000
-QUICK = Patience(settle=0.3, silence=1.5, first_backoff=0.05, max_backoff=0.2)
+QUICK = Patience(settle=0.3, silence=2.5, first_backoff=0.05, max_backoff=0.2)
 E = TypeVar("E", bound=Event)
 
 
