@@ -155,7 +155,7 @@ class Span:
 
 def long(directory: Path, seconds: float) -> None:
     """All workloads at 10 ms in one run of six minutes, the helper's memory along the way."""
-    phases = ("idle", "gemm", "copy", "h2d", "d2h", "l2_copy", "l2_reads", "train", "inference_graph", "launch_bound")
+    phases = ("idle", "gemm", "copy", "h2d", "d2h", "l2_copy", "train", "inference_graph", "launch_bound", "l2_reads")
     length = seconds or 33
     with sampling(directory, 10) as exporter:
         whole = Span(exporter)

@@ -155,7 +155,7 @@ def test_the_table_is_consistent() -> None:
         pytest.param("GH100", (13, 0), ("pcie",), 1, True, FULL_CORE - L2, id="very short windows"),
         pytest.param("GH100", (13, 0), ("pcie",), 5, True, TWO_PARTS | TENSOR, id="just not very short"),
         pytest.param("GH100", (12, 9), ("pcie", "nvlink"), 100, True, TWO_PARTS | NVLINK, id="NVLink"),
-        pytest.param("GH100", (12, 9), ("pcie", "nvlink"), 1, True, FULL_CORE - L2, id="no NVLink in very short windows"),
+        pytest.param("GH100", (12, 9), ("pcie", "nvlink"), 1, True, FULL_CORE - L2, id="no NVLink at 1 ms"),
         pytest.param("GH100", (13, 1), ALL_LINKS, 100, True, TWO_PARTS | NVLINK | C2C, id="C2C"),
         pytest.param("GH100", (13, 0), ("pcie",), 100, False, TWO_PARTS | PIPES, id="GH100 without GPM"),
         pytest.param(

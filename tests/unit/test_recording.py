@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -407,8 +408,10 @@ def test_the_shipped_recording(shipped: Recording) -> None:
     assert {phase.name for phase in shipped.phases} - {"between"} == NINE_WORKLOADS
     assert shipped.header.gpus == ["GPU-00000000-0000-0000-0000-000000000000"]
     assert all(not gpu.serial for event in shipped.events if isinstance(event, Inventory) for gpu in event.gpus)
-    assert shipped.duration_ns > 180 * NS
-    assert sum(isinstance(event, Window) for event in shipped.events) > 1800
+    assert shipped.duration_ns > 100 * NS
+    windows = Counter(event.source for event in shipped.events if isinstance(event, Window))
+    assert windows.keys() == {"gpm", "pm_sampling"}
+    assert min(windows.values()) > 1000
 
 
 def counter_totals(snapshot: FleetSnapshot) -> dict[tuple[str, object], float]:
