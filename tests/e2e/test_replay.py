@@ -28,9 +28,9 @@ CLASSES = {"compute_bound", "dram_bound", "pcie_bound", "idle", "starved", "mixe
 
 @pytest.fixture(scope="module")
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporter]:
-    """Replay at 50 times the speed, once it has windows."""
+    """Replay at 50 times the speed, once it has windows of both sources."""
     with run_exporter(tmp_path_factory.mktemp("replay"), "--source=replay", "--replay.speed=50") as running:
-        running.wait_for(lambda samples: bool(samples.all("gpu_hpc_observed_seconds_total")))
+        running.wait_for(lambda samples: bool(samples.all("gpu_hpc_l2_sectors_total")))
         yield running
 
 
