@@ -20,7 +20,9 @@ PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
-RECORDING_SECONDS = 216.0
+RECORDING_SECONDS = 113.0
+COMES_AND_GOES = ("gpu_hpc_l2_cache_miss_rate", "gpu_hpc_l2_cache_miss_ratio")
+"""Absent while L2 has next to nothing to do, as in some of the recording's phases: two scrapes may differ in them."""
 """A little less than the shipped recording lasts."""
 CLASSES = {"compute_bound", "dram_bound", "pcie_bound", "idle", "starved", "mixed"}
 """Classes that the nine recorded workloads pass through."""
@@ -86,7 +88,7 @@ def test_both_formats_say_the_same(exporter: Exporter) -> None:
     families = {family.name: family.type for family in parse_openmetrics(text)}  # type: ignore[no-untyped-call]  # no types
     assert text.endswith("# EOF\n")
     plain = {family.name: family.type for family in text_string_to_metric_families(exporter.fetch()[2])}
-    assert families == plain
+    assert {*families.items()} ^ {*plain.items()} <= {(name, "gauge") for name in COMES_AND_GOES}
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
