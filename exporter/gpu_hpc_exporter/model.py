@@ -170,6 +170,29 @@ class Gpu:
     peak_share: float = 1.0
 
 
+JobKind = Literal["", "batch", "service", "interactive"]
+"""What waste means for a job: a notebook or a server may idle. "" where unknown, which rules treat as batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Whose GPU it is. Every field "" where unknown; `job` is never "".
+
+    job_id: Slurm's id or `sluid:<id>`, a pod's UID, a container's id, a systemd unit. source: what told, such as slurm,
+    kubernetes, container, systemd, environ, process, or rule for a rule of the user's. rank: of a distributed job.
+    """
+
+    job: str
+    job_id: str = ""
+    kind: JobKind = ""
+    user: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    rank: str = ""
+    source: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
     """Versions of the driver stack, "" where unknown."""
