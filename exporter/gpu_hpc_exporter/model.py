@@ -16,7 +16,9 @@ from typing import Final, Literal, Protocol, get_args
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
-SourceName = Literal["gpm", "pm_sampling", "nvml", "kmsg", "replay"]
+SourceName = Literal["gpm", "pm_sampling", "nvml", "kmsg", "replay", "procfs", "kubelet", "slurm"]
+JobSource = Literal["procfs", "kubelet", "slurm"]
+"""Sources of job identity; they concern the host, never one GPU."""
 WindowSource = Literal["gpm", "pm_sampling"]
 State = Literal["active", "paused", "busy", "no_permission", "unsupported", "stale", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
@@ -194,6 +196,56 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process with a context on a GPU or MIG instance, by the driver's pid; None where the driver does not say."""
+
+    pid: int
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcesses:
+    """Every process on a GPU or MIG instance at `time_ns`; None where no list can be had or trusted."""
+
+    time_ns: int
+    uuid: str
+    processes: tuple[GpuProcess, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOnGpu:
+    """A job's part of a GPU; `processes` is 0 where it holds the GPU and runs nothing there."""
+
+    job: Job
+    processes: int = 0
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuJobs:
+    """The jobs of one GPU or MIG instance, no two with one name. `count`: how many there are, unmerged."""
+
+    jobs: tuple[JobOnGpu, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobsInForce:
+    """Whose the GPUs are, by UUID; replaces what was said before, so that a job that is not here is gone.
+
+    `unknown_cgroups` counts processes since the start whose cgroup had a form that nobody knows. `told_ns`: when each
+    source last told what it knows.
+    """
+
+    time_ns: int
+    gpus: Mapping[str, GpuJobs]
+    unknown_cgroups: Mapping[str, int]
+    told_ns: Mapping[JobSource, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Driver:
     """Versions of the driver stack, "" where unknown."""
 
@@ -334,6 +386,8 @@ Event = (
     | StateChange
     | IntervalInForce
     | SamplingIncident
+    | GpuProcesses
+    | JobsInForce
     | XidError
     | GpuFellOff
     | DriverError
