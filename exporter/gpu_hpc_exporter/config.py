@@ -119,7 +119,7 @@ class Kubernetes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slurmrestd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slurm's REST service: its URL, a file with a token, which is read anew for each question, and the API's version."""
+    """Slurm's REST service: its URL, a file with a token, whose token it is, and the API's version."""
 
     url: Annotated[str, msgspec.Meta(pattern=r"^(https?://\S+)?$")] = ""
     token_file: str = ""

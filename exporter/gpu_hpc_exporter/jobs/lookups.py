@@ -27,7 +27,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A GPU or MIG instance, by NVML's UUID, that a container of a pod holds; `pod_uid` "" where only names are known."""
+    """A GPU or MIG instance, by NVML's UUID, that a container of a pod holds; `pod_uid` "" where unknown."""
 
     device_uuid: str
     namespace: str
