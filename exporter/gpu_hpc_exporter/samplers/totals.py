@@ -43,7 +43,7 @@ _CLOCK_EVENTS: Final = tuple(
     (r, r.removeprefix(CLOCK_EVENT_PREFIX)) for r in READINGS if r.startswith(CLOCK_EVENT_PREFIX)
 )
 _MAX_READING_GAP_NS: Final = 5 * NS
-_MAX_PROCESSES_AGE_NS: Final = 6 * NS
+MAX_PROCESSES_AGE_NS: Final = 6 * NS
 """Three times the period at which they are listed."""
 
 
@@ -104,7 +104,7 @@ class GpuTotals:
         self._clock_event_ns: dict[str, int] = {}
         self._rejected: dict[tuple[str, str], int] = {}
         self._incidents: dict[Incident, int] = {}
-        self._processes = GpuProcesses(-_MAX_PROCESSES_AGE_NS, gpu.uuid, None)
+        self._processes = GpuProcesses(-MAX_PROCESSES_AGE_NS, gpu.uuid, None)
         self._xids: dict[tuple[int, str], int] = {}
         self._xid_wall_ns: dict[int, int] = {}
 
@@ -294,7 +294,7 @@ class GpuTotals:
         return self._readings.values if self.has_fresh_readings(now_ns) else {}
 
     def _fresh_processes(self, now_ns: int) -> tuple[GpuProcess, ...] | None:
-        is_fresh = now_ns - self._processes.time_ns <= _MAX_PROCESSES_AGE_NS
+        is_fresh = now_ns - self._processes.time_ns <= MAX_PROCESSES_AGE_NS
         return self._processes.processes if is_fresh else None
 
     def _never_back(self, values: Mapping[Reading, float]) -> Mapping[Reading, float]:

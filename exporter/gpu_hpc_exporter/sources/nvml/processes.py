@@ -165,7 +165,8 @@ class _SmShares:
         """By pid; a process that the driver has no newer sample of is not in it."""
         shares: dict[int, list[int]] = defaultdict(list)
         newest = self._seen_us
-        for pid, at_us, percent, *_ in _SAMPLE.iter_unpack(self._buffer.raw[: self._call() * _SAMPLE.size]):
+        count = self._call()
+        for pid, at_us, percent, *_ in _SAMPLE.iter_unpack(self._buffer.raw[: count * _SAMPLE.size]):
             if at_us > self._seen_us and percent <= 100:
                 shares[pid].append(percent)
                 newest = max(newest, at_us)
