@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -35,6 +35,7 @@ from gpu_hpc_exporter.samplers.totals import MAX_PROCESSES_AGE_NS
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 2.0
+_FIRST_WAIT_S: Final = 0.5
 _JOIN_S: Final = 0.3
 
 
@@ -51,8 +52,15 @@ class Condition:
 class Processes(Protocol):
     """Whose the processes are."""
 
-    def jobs_of(self, pids: Collection[int]) -> Mapping[int, Job | None]:
-        """The job of each process that runs; None for one of which /proc does not tell."""
+    @property
+    def can_tell(self) -> bool:
+        """Whether the driver's pids can be looked up at all."""
+
+    def jobs_of(self, pids: Collection[int], listed_ns: int) -> Mapping[int, Job | None]:
+        """The job of each process that runs; None for one of which /proc does not tell.
+
+        Who started after `listed_ns` is not who the driver listed.
+        """
 
     def unknown_cgroups(self) -> Mapping[str, int]:
         """Processes so far whose control group has a form that tells no job, by that form."""
@@ -85,15 +93,21 @@ class JobSampler:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sink = sink
-        self._processes = processes
-        self._holders = holders
+        self._parts = (processes, holders)
         self._clock = clock
         self._lock = threading.Lock()
         self._gpus: tuple[Gpu, ...] = ()
+        self._gpus_told: tuple[Gpu, ...] = ()
         self._newest: dict[str, GpuProcesses] = {}
         self._told: dict[JobSource, tuple[State, str]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
+
+    def use(self, processes: Processes, holders: tuple[Holders, ...]) -> None:
+        """Ask others from the next look on."""
+        with self._lock:
+            self._parts = (processes, holders)
+            self._gpus_told = ()
 
     def put(self, event: Event) -> None:
         """Pass an event on; take note of GPUs and processes."""
@@ -109,8 +123,6 @@ class JobSampler:
             self._gpus = gpus
             listed = {gpu.uuid for gpu in gpus}
             self._newest = {uuid: event for uuid, event in self._newest.items() if uuid in listed}
-        for holders in self._holders:
-            holders.use_gpus(gpus)
 
     def start(self) -> None:
         """Begin in the background."""
@@ -125,7 +137,9 @@ class JobSampler:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
+        wait_s = _FIRST_WAIT_S
+        while not self._stop.wait(wait_s):
+            wait_s = PERIOD_S
             try:
                 self.tick()
             except Exception:
@@ -136,47 +150,26 @@ class JobSampler:
         """Look once."""
         now_ns = self._clock()
         with self._lock:
-            gpus = self._gpus
+            processes, holders = self._parts
+            gpus, told = self._gpus, self._gpus_told
+            self._gpus_told = gpus
             newest = {u: e for u, e in self._newest.items() if now_ns - e.time_ns <= MAX_PROCESSES_AGE_NS}
-        pids = {process.pid for event in newest.values() for process in event.processes or ()}
-        jobs = self._named(self._processes.jobs_of(pids))
-        can_tell = self._processes.condition().state == "active"
+        if gpus != told:
+            for one in holders:
+                one.use_gpus(gpus)
+        jobs = _jobs_by_pid(processes, newest.values()) if processes.can_tell else None
         known: dict[str, GpuJobs] = {}
         for gpu in gpus:
-            event = newest.get(gpu.uuid)
-            processes = event.processes if event is not None and can_tell else None
-            of_gpu = self._jobs_on(gpu.uuid, processes, jobs)
-            if of_gpu is not None:
-                known[gpu.uuid] = of_gpu
-        conditions = list(self._conditions())
+            listed = newest.get(gpu.uuid)
+            running = _running(listed.processes if listed is not None else None, jobs)
+            holding = [_clean(job) for one in holders for job in one.holders_of(gpu.uuid)]
+            if running is not None or holding:
+                known[gpu.uuid] = attribute(running or (), holding)
+        conditions = [c for c in (processes.condition(), *(one.condition() for one in holders)) if c is not None]
         for condition in conditions:
             self._tell(condition)
         told_ns = {c.source: c.told_ns for c in conditions if c.told_ns is not None}
-        self._sink.put(JobsInForce(now_ns, known, dict(self._processes.unknown_cgroups()), told_ns))
-
-    @staticmethod
-    def _named(jobs: Mapping[int, Job | None]) -> dict[int, Job]:
-        """Names as they will be served: two that become one there are one job here."""
-        return {pid: UNPLACED if job is None else _clean(job) for pid, job in jobs.items()}
-
-    def _jobs_on(self, uuid: str, processes: tuple[GpuProcess, ...] | None, jobs: Mapping[int, Job]) -> GpuJobs | None:
-        """The jobs of one GPU; None where nobody can tell. A process that has ended meanwhile is nobody's."""
-        holders = tuple(_clean(job) for source in self._holders for job in source.holders_of(uuid))
-        if processes is None and not holders:
-            return None
-        running = (
-            JobOnGpu(jobs[process.pid], 1, process.memory_bytes, process.sm_ratio)
-            for process in processes or ()
-            if process.pid in jobs
-        )
-        return attribute(running, holders)
-
-    def _conditions(self) -> Iterator[Condition]:
-        yield self._processes.condition()
-        for holders in self._holders:
-            condition = holders.condition()
-            if condition is not None:
-                yield condition
+        self._sink.put(JobsInForce(now_ns, known, dict(processes.unknown_cgroups()), told_ns))
 
     def _tell(self, condition: Condition) -> None:
         told = (condition.state, condition.reason)
@@ -185,7 +178,24 @@ class JobSampler:
         self._told[condition.source] = told
         self._sink.put(StateChange(self._clock(), condition.source, "", condition.state, condition.reason))
         if condition.state != "active":
-            log.warning("%s is %s: %s", condition.source, condition.state, condition.reason)
+            level = logging.INFO if condition.state == "unsupported" else logging.WARNING
+            log.log(level, "%s is %s: %s", condition.source, condition.state, condition.reason)
+
+
+def _jobs_by_pid(processes: Processes, lists: Collection[GpuProcesses]) -> dict[int, Job]:
+    """Names as they will be served: two that become one there are one job here."""
+    pids = {process.pid for listed in lists for process in listed.processes or ()}
+    oldest_ns = min((listed.time_ns for listed in lists), default=0)
+    jobs = processes.jobs_of(pids, oldest_ns)
+    return {pid: UNPLACED if job is None else _clean(job) for pid, job in jobs.items()}
+
+
+def _running(processes: tuple[GpuProcess, ...] | None, jobs: Mapping[int, Job] | None) -> list[JobOnGpu] | None:
+    """A GPU's processes by job; None where nobody can tell. A process that has ended meanwhile is nobody's."""
+    if processes is None or jobs is None:
+        return None
+    placed = (process for process in processes if process.pid in jobs)
+    return [JobOnGpu(jobs[process.pid], 1, process.memory_bytes, process.sm_ratio) for process in placed]
 
 
 def _clean(job: Job) -> Job:
