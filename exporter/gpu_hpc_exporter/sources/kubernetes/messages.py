@@ -2,19 +2,24 @@
 
 Their descriptors are built when they are first needed: generated code would say the same in an unreadable form,
 and would tie us to the versions of protobuf that its compiler knew. Every text is declared as bytes, which is the
-same on the wire: one that is not UTF-8 then spoils its own pod instead of the whole answer.
+same on the wire: one that is not UTF-8 then spoils nothing else. So is each pod, to be read by itself: in one piece an
+answer of empty messages takes thirty times its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol, cast
 
 SERVICE: Final = "v1.PodResourcesLister"
 
 _PACKAGE: Final = "v1"
+_MAX_PODS: Final = 4_096
+_MAX_POD: Final = 1 << 20
+"""A container with 1,000 devices and 500 processors takes 60 kB."""
 _FIELDS: Final[dict[str, tuple[tuple[int, str, str], ...]]] = {
-    "ListPodResourcesResponse": ((1, "pod_resources", "PodResources"),),
+    "ListPodResourcesResponse": ((1, "pod_resources", "repeated bytes"),),
     "PodResources": ((1, "name", "bytes"), (2, "namespace", "bytes"), (3, "containers", "ContainerResources")),
     "ContainerResources": (
         (1, "name", "bytes"),
@@ -92,13 +97,6 @@ class PodResources(Protocol):
     def containers(self) -> Sequence[ContainerResources]: ...
 
 
-class ListResponse(Protocol):
-    """What all pods of the node hold."""
-
-    @property
-    def pod_resources(self) -> Sequence[PodResources]: ...
-
-
 class ListResponseParser:
     """Reads answers to List. Raises ImportError without protobuf."""
 
@@ -107,14 +105,20 @@ class ListResponseParser:
 
         pool = descriptor_pool.DescriptorPool()
         pool.AddSerializedFile(_describe())
-        described = pool.FindMessageTypeByName(f"{_PACKAGE}.ListPodResourcesResponse")
-        self._type = message_factory.GetMessageClass(described)
+        response, pod = (
+            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+            for name in ("ListPodResourcesResponse", "PodResources")
+        )
+        self._response, self._pod = response, pod
         self._error = message.DecodeError
 
-    def parse(self, raw: bytes) -> ListResponse:
-        """Raises ValueError for what is no such answer."""
+    def parse(self, raw: bytes) -> Iterator[PodResources]:
+        """The pods of an answer, one after the other. Raises ValueError for what is none."""
         try:
-            return cast("ListResponse", self._type.FromString(raw))
+            response: Any = self._response.FromString(raw)
+            for pod in islice(response.pod_resources, _MAX_PODS):
+                if len(pod) <= _MAX_POD:
+                    yield cast("PodResources", self._pod.FromString(pod))
         except self._error as error:
             raise ValueError(str(error)) from error
 

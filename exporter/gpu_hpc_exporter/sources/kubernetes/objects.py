@@ -27,12 +27,12 @@ _MAX_PODS: Final = 4_096
 _MAX_SLICE_DEVICES: Final = 4_096
 
 
-class _Owner(msgspec.Struct):
+class _Owner(msgspec.Struct, frozen=True):
     kind: str = ""
     controller: bool = False
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str = ""
     name: str = ""
     namespace: str = ""
@@ -42,45 +42,45 @@ class _Metadata(msgspec.Struct, rename="camel"):
     owner_references: list[_Owner] | None = None
 
 
-class _ContainerStatus(msgspec.Struct):
+class _ContainerStatus(msgspec.Struct, frozen=True):
     name: str = ""
     container_id: str = msgspec.field(default="", name="containerID")
 
 
-class _PodStatus(msgspec.Struct, rename="camel"):
+class _PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = ""
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
     ephemeral_container_statuses: list[_ContainerStatus] | None = None
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
 
 
-class _PodObject(msgspec.Struct):
+class _PodObject(msgspec.Struct, frozen=True):
     metadata: _Metadata
     spec: _Spec = _Spec()
     status: _PodStatus = _PodStatus()
 
 
-class _ListMetadata(msgspec.Struct, rename="camel"):
+class _ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
 
 
-class _List(msgspec.Struct):
+class _List(msgspec.Struct, frozen=True):
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
 
 
-class WatchEvent(msgspec.Struct):
+class WatchEvent(msgspec.Struct, frozen=True):
     """A line of a watch."""
 
     type: str
     object: msgspec.Raw
 
 
-class ErrorStatus(msgspec.Struct):
+class ErrorStatus(msgspec.Struct, frozen=True):
     """Why the server refuses, in a body or in a watch's ERROR."""
 
     code: int = 0
@@ -88,36 +88,36 @@ class ErrorStatus(msgspec.Struct):
     message: str = ""
 
 
-class _Bookmark(msgspec.Struct):
+class _Bookmark(msgspec.Struct, frozen=True):
     metadata: _ListMetadata
 
 
-class _Attribute(msgspec.Struct):
+class _Attribute(msgspec.Struct, frozen=True):
     string: str = ""
 
 
-class _BasicDevice(msgspec.Struct):
+class _BasicDevice(msgspec.Struct, frozen=True):
     attributes: dict[str, msgspec.Raw] | None = None
 
 
-class _SliceDevice(msgspec.Struct):
+class _SliceDevice(msgspec.Struct, frozen=True):
     name: str = ""
     attributes: dict[str, msgspec.Raw] | None = None
     basic: _BasicDevice | None = None  # v1beta1
 
 
-class _Pool(msgspec.Struct):
+class _Pool(msgspec.Struct, frozen=True):
     name: str = ""
     generation: int = 0
 
 
-class _SliceSpec(msgspec.Struct):
+class _SliceSpec(msgspec.Struct, frozen=True):
     driver: str = ""
     pool: _Pool = _Pool()
     devices: list[msgspec.Raw] | None = None
 
 
-class _Slice(msgspec.Struct):
+class _Slice(msgspec.Struct, frozen=True):
     spec: _SliceSpec
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpu_hpc_exporter.model import State
 from gpu_hpc_exporter.sources.kubernetes.devices import DynamicDevice
-from gpu_hpc_exporter.sources.kubernetes.messages import SERVICE, ContainerResources, ListResponse, ListResponseParser
+from gpu_hpc_exporter.sources.kubernetes.messages import SERVICE, ContainerResources, ListResponseParser, PodResources
 from gpu_hpc_exporter.sources.kubernetes.text import clean
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 MISSING_LIBRARY: Final = "the kubelet speaks gRPC: pip install gpu-hpc-exporter[kubernetes]"
 DEADLINE_S: Final = 5.0
 
-_MAX_ANSWER: Final = 64 << 20
-"""Sixteen times what gRPC takes by default, which nodes with many pods have passed."""
+_MAX_ANSWER: Final = 16 << 20
+"""What Kubernetes' own client takes; the default of gRPC is 4 MB, which nodes with many pods have passed."""
 _MAX_HOLDINGS: Final = 8_192
 _MAX_DEVICES: Final = 1_024
 
@@ -64,6 +64,8 @@ class PodResourcesClient:
         """What every container holds, those without devices left out. Raises KubeletError within the deadline."""
         self._check_socket()
         try:
+            # Its handlers at fork would make each start of a child process wait for its threads.
+            os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
             import grpc  # noqa: PLC0415  an extra, and 9 MB
 
             self._parser = self._parser or ListResponseParser()
@@ -132,13 +134,13 @@ class PodResourcesClient:
         return KubeletError("failed", f"{self._socket} answers {name}: {detail}")
 
 
-def _holdings(response: ListResponse) -> tuple[Holding, ...]:
+def _holdings(pods: Iterable[PodResources]) -> tuple[Holding, ...]:
     """Each of its names is bounded, and so is their number."""
-    return tuple(islice(_each_holding(response), _MAX_HOLDINGS))
+    return tuple(islice(_each_holding(pods), _MAX_HOLDINGS))
 
 
-def _each_holding(response: ListResponse) -> Iterator[Holding]:
-    for pod in response.pod_resources:
+def _each_holding(pods: Iterable[PodResources]) -> Iterator[Holding]:
+    for pod in pods:
         namespace, name = clean(pod.namespace), clean(pod.name)
         for container in pod.containers:
             devices = tuple(islice(_each_device(container), _MAX_DEVICES))
