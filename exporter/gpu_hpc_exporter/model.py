@@ -10,7 +10,7 @@ Absent is not zero: a quantity that was not measured has no key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, get_args
 
 NS: Final = 1_000_000_000
@@ -243,6 +243,27 @@ class JobsInForce:
     gpus: Mapping[str, GpuJobs]
     unknown_cgroups: Mapping[str, int]
     told_ns: Mapping[JobSource, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What /proc tells of a process. All text is the workload's own making: unescaped, with surrogates for odd bytes.
+
+    start_ticks: when it started, in clock ticks since boot; with `pid` it names one process for ever. comm: its name.
+    command: its arguments with blanks between them, the beginning. uid: -1 where unknown; user: its name, else its
+    number. cgroup: the file's text. environment: only the variables that were asked for. missing: what could not be
+    read, and why, such as "environ: permission denied".
+    """
+
+    pid: int
+    start_ticks: int
+    comm: str = ""
+    command: str = ""
+    uid: int = -1
+    user: str = ""
+    cgroup: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
