@@ -53,6 +53,7 @@ def read(
     directory: Path,
     library: Path,
     text: str,
+    *,
     total: float | None = 80 * GIB,
     instance: int | None = None,
     index: int | None = None,
@@ -148,20 +149,21 @@ def test_mig_instances_have_their_own(tmp_path: Path, library: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "expected"),
+    ("fault", "errors", "is_unsupported", "is_known"),
     [
-        ("fault nvmlDeviceGet*RunningProcesses* 3\n", ([], True)),
-        ("fault nvmlDeviceGetComputeRunningProcesses* 999\n", (["unknown"], False)),
-        ("fault nvmlDeviceGetProcessUtilization 999\n", (["unknown"], False)),
-        ("fault nvmlDeviceGetProcessUtilization 3\n", ([], False)),
-        ("fault nvmlDeviceGetGraphicsRunningProcesses* 3\n", ([], False)),
+        ("nvmlDeviceGet*RunningProcesses* 3", [], True, False),
+        ("nvmlDeviceGetComputeRunningProcesses* 999", ["unknown"], False, False),
+        ("nvmlDeviceGetProcessUtilization 999", ["unknown"], False, True),
+        ("nvmlDeviceGetProcessUtilization 3", [], False, True),
+        ("nvmlDeviceGetGraphicsRunningProcesses* 3", [], False, True),
     ],
 )
-def test_what_a_driver_refuses(tmp_path: Path, library: Path, faults: str, expected: tuple[list[str], bool]) -> None:
+def test_what_a_driver_refuses(
+    tmp_path: Path, library: Path, *, fault: str, errors: list[str], is_unsupported: bool, is_known: bool
+) -> None:
     """Unsupported is said once, an error is counted; a list that is missing takes no other with it."""
-    told = read(tmp_path, library, f"device 0\n{THREE}{faults}")
-    assert (told.errors, told.is_unsupported) == expected
-    assert (told.processes is None) == ("Compute" in faults or "GetP" not in faults and "Graphics" not in faults)
+    told = read(tmp_path, library, f"device 0\n{THREE}fault {fault}\n")
+    assert (told.errors, told.is_unsupported, told.processes is not None) == (errors, is_unsupported, is_known)
 
 
 def test_a_driver_with_older_functions_only(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_driver_with_older_functions_only(tmp_path: Path) -> None:
 
 
 def test_the_cost_beside_the_drivers_own(tmp_path: Path, library: Path) -> None:
-    """What we add to the driver's four calls, which the fake answers in microseconds, is no load for an owner thread."""
+    """What we add to the driver's four calls, which the fake answers in microseconds, is no load for their thread."""
     lines = "".join(f"process 0 pid {n} memory 4096 sm 1\n" for n in range(1, 126))
     told = read(tmp_path, library, f"device 0\n{lines}", times=300)
     assert told.seconds < 0.002

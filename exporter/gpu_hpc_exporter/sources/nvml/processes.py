@@ -12,6 +12,7 @@ import logging
 import struct
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,6 +53,10 @@ _MAX_BYTES: Final = 2**46
 
 _SAMPLE: Final = struct.Struct("=I4xQIIII")
 """nvmlProcessUtilizationSample_t: pid, time stamp in us, percent of SM, memory, encoder, decoder."""
+
+
+_Entry = tuple[int, int | None]
+"""Pid and memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +208,29 @@ def _not_fatal(error: pynvml.NVMLError) -> DriverCallError:
     return failure
 
 
-def _decode(raw: bytes, count: int, total_bytes: float | None, instance: int | None) -> list[tuple[int, int | None]]:
+def _decode(raw: bytes, count: int, total_bytes: float | None, instance: int | None) -> tuple[_Entry, ...]:
     """Pid and memory of each entry; raises _UntrueError."""
-    stride, rest = divmod(len(raw.rstrip(bytes([_MARK]))), count)
-    if rest or stride not in _STRIDES:
+    written = len(raw.rstrip(bytes([_MARK])))
+    stride, rest = divmod(written, count)
+    if not rest and stride in _STRIDES:
+        return _entries(raw, count, stride, total_bytes, instance)
+    if written <= count * max(_STRIDES):
         raise _UntrueError("above_range")
+    # A driver that clears the whole buffer hides the size: only one may give entries that can be true.
+    possible: set[tuple[_Entry, ...]] = set()
+    for stride in _STRIDES:
+        with suppress(_UntrueError):
+            possible.add(_entries(raw, count, stride, total_bytes, instance))
+    if len(possible) != 1:
+        raise _UntrueError("above_range")
+    return possible.pop()
+
+
+def _entries(
+    raw: bytes, count: int, stride: int, total_bytes: float | None, instance: int | None
+) -> tuple[_Entry, ...]:
     limit = min(total_bytes or _MAX_BYTES, _MAX_BYTES)
-    entries: list[tuple[int, int | None]] = []
+    entries: list[_Entry] = []
     for at in range(0, count * stride, stride):
         if stride == _SHORT_ENTRY.size:
             pid, used = _SHORT_ENTRY.unpack_from(raw, at)
@@ -222,7 +243,7 @@ def _decode(raw: bytes, count: int, total_bytes: float | None, instance: int | N
         if pid > _MAX_PID or (used > limit and used != _U64_NOT_AVAILABLE):
             raise _UntrueError("above_range")
         entries.append((pid, None if used == _U64_NOT_AVAILABLE else used))
-    return entries
+    return tuple(entries)
 
 
 def _check_instance(found: int, own: int | None) -> None:
