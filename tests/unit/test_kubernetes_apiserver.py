@@ -450,6 +450,21 @@ def test_f07_every_version_of_resource_slices(api: FakeApiServer, watching: Watc
         watching.slices = None
 
 
+def test_f07_slices_are_read_again_after_a_failure(api: FakeApiServer, watching: Watching) -> None:
+    """F07: without being wanted again, once it is time; also where the cluster has no such thing yet."""
+    api.answers["slices"] += [Answer(429, headers={"Retry-After": "50"}), *[Answer(404)] * 3, Answer(body=b"{")]
+    api.slices = [slice_of({"gpu-0": {}})]
+    api.wait_for(lambda: api.watches == 1)
+    watching.want_slices()
+    with watching.changed:
+        assert watching.changed.wait_for(lambda: watching.slices is not None, 20)
+    first, second, *_ = watching.waits
+    assert (first, second) == (50.0, 300.0)
+    watching.wait_for_state("active", "no ResourceSlices")
+    watching.wait_for_state("active", "answers no list")
+    assert watching.states[-1] == ("active", "")
+
+
 def test_f07_slices_that_may_not_be_read(api: FakeApiServer, watching: Watching) -> None:
     """F07: the pods stay, and the reason names the right."""
     api.always["slices"] = Answer(403)

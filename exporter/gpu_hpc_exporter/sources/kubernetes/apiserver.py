@@ -29,6 +29,7 @@ from gpu_hpc_exporter.sources.kubernetes.text import clean
 _PODS: Final = "/api/v1/pods"
 _SLICE_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 _SLICES_GAP_S: Final = 30.0
+_NO_SLICES_WAIT_S: Final = 300.0
 _WATCH_S: Final = (300, 600)
 _WATCH_GRACE_S: Final = 30.0
 _EMPTY_WATCH_S: Final = 1.0
@@ -212,6 +213,7 @@ class ApiWatch:
             pass  # nothing is asked for by version
         except ApiError as error:
             wait_s, problem = max(wait_s, error.wait_s), str(error)
+            self._slices_wanted.set()
         if problem != self._slices_problem:
             self._slices_problem = problem
             if self._version:
@@ -219,8 +221,7 @@ class ApiWatch:
         return wait_s
 
     async def _read_slices(self) -> dict[SliceKey, SliceDevice]:
-        """Raises ApiError, of status 404 where the cluster knows of no ResourceSlices."""
-        failure = ApiError("unsupported", "the API server has no ResourceSlices", status=404)
+        """Raises ApiError."""
         for version in self._slice_versions:
             path = f"/apis/resource.k8s.io/{version}/resourceslices"
             try:
@@ -228,14 +229,13 @@ class ApiWatch:
             except ApiError as error:
                 if error.status != 404:
                     raise
-                failure = error
             except ValueError as error:
                 raise ApiError("failed", f"{path} answers no list: {error}") from error
             else:
                 self._slice_versions = (version,)
                 return slices
         self._slice_versions = _SLICE_VERSIONS
-        raise failure
+        raise ApiError("unsupported", "the API server has no ResourceSlices", wait_s=_NO_SLICES_WAIT_S)
 
     async def _ask(self, verb: str, path: str, parameters: Mapping[str, str]) -> bytes:
         try:

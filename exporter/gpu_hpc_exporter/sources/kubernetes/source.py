@@ -206,6 +206,7 @@ class _ApiThread:
         self._watch: ApiWatch | None = None
         self._lock = threading.Lock()
         self._is_stopping = False
+        self._wants_slices = False
         self._thread = threading.Thread(target=self._run, name="apiserver", daemon=True)
 
     def start(self) -> None:
@@ -220,6 +221,7 @@ class _ApiThread:
 
     def want_slices(self) -> None:
         with self._lock:
+            self._wants_slices = True  # also for a loop that has yet to begin
             if self._loop is not None and self._watch is not None:
                 self._loop.call_soon_threadsafe(self._watch.want_slices)
 
@@ -238,6 +240,8 @@ class _ApiThread:
             if self._is_stopping:
                 return
             self._loop, self._main, self._watch = asyncio.get_running_loop(), asyncio.current_task(), watch
+            if self._wants_slices:
+                watch.want_slices()
         try:
             await watch.run()
         finally:
