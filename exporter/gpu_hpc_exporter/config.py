@@ -102,7 +102,9 @@ class Kubernetes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: `auto` asks the kubelet where its socket exists.
     labels, annotations: the first that a pod has names its job, labels first.
     api: API server to read labels, annotations and controllers from; `auto` is the pod's own cluster.
+    token_file, ca_file: for a configured API server; "" takes the pod's service account, if there is one.
     node_name: this node for the API server; "" takes the environment variable NODE_NAME, else the host's name.
+    gpu_resources: renamed resources that are GPUs; only for device plugins that give no UUIDs.
     """
 
     enabled: Literal["auto", "off"] = "auto"
@@ -115,7 +117,10 @@ class Kubernetes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     annotations: tuple[str, ...] = ()
     api: Annotated[str, msgspec.Meta(pattern=r"^(auto|off|https?://\S+)$")] = "auto"
+    token_file: str = ""
+    ca_file: str = ""
     node_name: str = ""
+    gpu_resources: tuple[str, ...] = ()
 
 
 class Slurmrestd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

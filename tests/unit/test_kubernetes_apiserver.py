@@ -386,7 +386,7 @@ def test_the_token_is_read_for_each_request(api: FakeApiServer, tmp_path: Path) 
     assert [api.requests[place].headers["Authorization"] for place in (0, 2)] == ["Bearer first", "Bearer second"]
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"a\nb", b"\x00"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"a\nb", b"\x00"])
 def test_a_token_that_is_none(api: FakeApiServer, tmp_path: Path, content: bytes | None) -> None:
     """The state says so without telling it."""
     token = tmp_path / "token"

@@ -28,7 +28,8 @@ from unit.objects import G0, G1, M1
 
 GPU = "nvidia.com/gpu"
 CID = 64 * "a"
-NAMES = DeviceNames((G0, G1, M1), {G0.uuid: 0, G1.uuid: 1})
+GPUS, MINORS = (G0, G1, M1), {G0.uuid: 0, G1.uuid: 1}
+NAMES = DeviceNames(GPUS, MINORS)
 TRAIN = Pod("train-0", [Container("main", [(GPU, [G0.uuid])])])
 
 
@@ -39,7 +40,7 @@ class Running:
         self.states: list[tuple[Part, State, str]] = []
         self.changed = threading.Condition()
         self.source = KubernetesSource(settings, self._take_state)
-        self.source.set_names(NAMES)
+        self.source.set_gpus(GPUS, MINORS)
         self.source.start()
 
     def _take_state(self, part: Part, state: State, reason: str) -> None:
@@ -177,10 +178,10 @@ def test_a_new_inventory_is_used_at_once(kubelet: FakeKubelet, run: Run) -> None
     """Without asking the kubelet."""
     running = run(alone(kubelet))
     running.wait_for(lambda view: view.allocations)
-    running.source.set_names(DeviceNames())
+    running.source.set_gpus((), {})
     assert not running.view.allocations
     assert running.view.unknown_devices == {f"{GPU} {G0.uuid}"}
-    running.source.set_names(NAMES)
+    running.source.set_gpus(GPUS, MINORS)
     assert running.view.allocations_of(G0.uuid)
     assert kubelet.calls == 1
 
@@ -268,7 +269,7 @@ def test_a_kubelet_that_hangs_blocks_nobody(kubelet: FakeKubelet, api: FakeApiSe
     assert kubelet.wait_for_calls(1)
     before = time.monotonic()
     running.source.poke("x")
-    running.source.set_names(NAMES)
+    running.source.set_gpus(GPUS, MINORS)
     assert running.view.pod("u1")
     running.source.stop()
     assert time.monotonic() - before < 2
@@ -376,6 +377,20 @@ def test_settings_for_a_configured_server(api: str, url: str, has_token: bool, a
     assert settings.api.node == "host-1"
     assert settings.api.server.url == url
     assert (settings.api.server.token_file is not None) == has_token
+
+
+def test_settings_outside_of_a_cluster(tmp_path: Path) -> None:
+    """As for a systemd unit: each file is configured; over plain HTTP a token goes only where somebody says so."""
+    configured = config.Kubernetes(
+        api="http://127.0.0.1:8001",
+        token_file="/t",
+        ca_file="/c",
+        gpu_resources=("example.com/gpu",),  # noqa: S106
+    )
+    settings = settings_of(configured, {}, "host-1", tmp_path)
+    assert settings.api
+    assert settings.api.server == Server("http://127.0.0.1:8001", Path("/t"), Path("/c"))
+    assert settings.gpu_resources == ("example.com/gpu",)
 
 
 def test_settings_with_an_address_of_version_6(account: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
@@ -105,8 +106,7 @@ class ApiClient:
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "gpu-hpc-exporter"}
         if self._server.token_file is not None:
-            with self._server.token_file.open("rb") as file:
-                headers["Authorization"] = f"Bearer {file.read(_MAX_FILE).decode('ascii').strip()}"
+            headers["Authorization"] = f"Bearer {_read_token(self._server.token_file)}"
         return headers
 
     def _context(self) -> ssl.SSLContext | bool:
@@ -116,6 +116,15 @@ class ApiClient:
         # Since Python 3.13; many clusters' authorities lack the key identifier that it asks for.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
+
+
+def _read_token(path: Path) -> str:
+    """Raises OSError, and ValueError for what is no token."""
+    with path.open("rb") as file:
+        token = file.read(_MAX_FILE).decode("latin-1").strip()
+    if not re.fullmatch("[!-~]+", token):
+        raise ValueError(f"{path} holds no token")
+    return token
 
 
 async def _refusal(response: aiohttp.ClientResponse, path: str) -> ApiError:

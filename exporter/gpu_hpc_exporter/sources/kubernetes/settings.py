@@ -53,32 +53,36 @@ def settings_of(
     service_account: Path = SERVICE_ACCOUNT,
 ) -> KubernetesSettings:
     """What the configuration means here."""
+    socket, resources = Path(configured.socket), configured.gpu_resources
+    server, reason = _server(configured, environ, service_account)
     node = configured.node_name or environ.get("NODE_NAME") or host_name.lower()
-    server, reason = _server(configured.api, environ, service_account)
+    if server is not None and not _NODE.fullmatch(node):
+        server, reason = None, f"`{clean(node)}` is no node's name: set NODE_NAME to spec.nodeName"
     if server is None:
-        return KubernetesSettings(Path(configured.socket), None, reason)
-    if not _NODE.fullmatch(node):
-        reason = f"`{clean(node)}` is no node's name: set NODE_NAME to spec.nodeName"
-        return KubernetesSettings(Path(configured.socket), None, reason)
-    wanted = Wanted(configured.labels, configured.annotations)
-    return KubernetesSettings(Path(configured.socket), ApiSettings(server, node, wanted))
+        return KubernetesSettings(socket, None, reason, resources)
+    api = ApiSettings(server, node, Wanted(configured.labels, configured.annotations))
+    return KubernetesSettings(socket, api, gpu_resources=resources)
 
 
-def _server(api: str, environ: Mapping[str, str], service_account: Path) -> tuple[Server | None, str]:
-    if api == "off":
+def _server(
+    configured: config.Kubernetes, environ: Mapping[str, str], service_account: Path
+) -> tuple[Server | None, str]:
+    """The server, or why there is none."""
+    if configured.api == "off":
         return None, "switched off: jobs.kubernetes.api"
-    token, authority = service_account / "token", service_account / "ca.crt"
-    if api != "auto":
-        # The token is the cluster's: it goes to nobody over a connection that others can read.
-        if api.startswith("http:"):
-            return Server(api.rstrip("/")), ""
-        return Server(api.rstrip("/"), _existing(token), _existing(authority)), ""
+    token, authority = _existing(service_account / "token"), _existing(service_account / "ca.crt")
+    if configured.api != "auto":
+        if configured.api.startswith("http:"):
+            token = None  # it would go over a connection that others can read, unless it is configured
+        token = Path(configured.token_file) if configured.token_file else token
+        authority = Path(configured.ca_file) if configured.ca_file else authority
+        return Server(configured.api.rstrip("/"), token, authority), ""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        return None, "not in a pod (no KUBERNETES_SERVICE_HOST) and no jobs.kubernetes.api configured"
-    if _existing(token) is None:
-        return None, f"no token in {token}: the pod has automountServiceAccountToken: false"
-    return Server(f"https://{f'[{host}]' if ':' in host else host}:{port}", token, _existing(authority)), ""
+        return None, "not in a pod (no KUBERNETES_SERVICE_HOST), and no jobs.kubernetes.api is configured"
+    if token is None:
+        return None, f"no token in {service_account}: the pod has automountServiceAccountToken: false"
+    return Server(f"https://{f'[{host}]' if ':' in host else host}:{port}", token, authority), ""
 
 
 def _existing(path: Path) -> Path | None:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpu_hpc_exporter.model import State
+from gpu_hpc_exporter.model import Gpu, State
 from gpu_hpc_exporter.sources.kubernetes.apiserver import ApiWatch
 from gpu_hpc_exporter.sources.kubernetes.devices import DeviceNames, SliceDevice, SliceKey
 from gpu_hpc_exporter.sources.kubernetes.objects import PodRecord
@@ -77,8 +77,12 @@ class KubernetesSource:
             if self._plan.ask(key, time.monotonic()):
                 self._wake.notify_all()
 
-    def set_names(self, names: DeviceNames) -> None:
-        """The GPUs have changed: what containers hold is resolved anew, without asking anybody."""
+    def set_gpus(self, gpus: Iterable[Gpu], minors: Mapping[str, int]) -> None:
+        """The GPUs are these now: what containers hold is resolved anew, without asking anybody.
+
+        minors: number of `/dev/nvidia<n>` by UUID, as far as known.
+        """
+        names = DeviceNames(gpus, minors, self._settings.gpu_resources)
         with self._lock:
             self._names = names
             self._slices_asked = Asked(_SLICES_AGAIN_S)
