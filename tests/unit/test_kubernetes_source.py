@@ -383,9 +383,9 @@ def test_settings_outside_of_a_cluster(tmp_path: Path) -> None:
     """As for a systemd unit: each file is configured; over plain HTTP a token goes only where somebody says so."""
     configured = config.Kubernetes(
         api="http://127.0.0.1:8001",
-        token_file="/t",
+        token_file="/t",  # noqa: S106
         ca_file="/c",
-        gpu_resources=("example.com/gpu",),  # noqa: S106
+        gpu_resources=("example.com/gpu",),
     )
     settings = settings_of(configured, {}, "host-1", tmp_path)
     assert settings.api
