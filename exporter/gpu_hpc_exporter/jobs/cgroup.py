@@ -206,8 +206,8 @@ _ROWS: Final = (
     # systemd.
     _row("init", "helper", "/init.scope", r"/init\.scope"),
     _row("unit", "unit", ".s", rf"{_SLICES}/(?P<unit>[^/]+\.(?:service|scope))"),
-    _row("user_slice", "session", "/user-", r"/user\.slice/user-(?P<uid>[0-9]{1,10})\.slice"),
-    _row("slice", "", ".slice", r"(?:/[^/]+\.slice)+"),
+    _row("user_slice", "session", "/user-", r"/user\.slice/user-(?P<uid>[0-9]{1,10})\.slice\Z"),
+    _row("slice", "", ".slice", r"(?:/[^/]+\.slice)+\Z"),
 )
 
 _RELATIVE_ROWS: Final = (

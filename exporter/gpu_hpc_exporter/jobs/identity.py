@@ -427,8 +427,9 @@ def _name_by_itself(found: _Found, place: Cgroup, case: _Case) -> None:
         case "unit":
             found.name(found.job_id, "systemd unit")
         case _:
-            user = bounded(case.evidence.user or str(case.evidence.uid), _MAX_USER_BYTES)
-            found.name(f"{user}/{bounded(case.evidence.comm, MAX_COMM_BYTES)}", "user and program", "process")
+            user = bounded(case.evidence.user or "unknown", _MAX_USER_BYTES)
+            comm = bounded(case.evidence.comm or "unknown", MAX_COMM_BYTES)
+            found.name(f"{user}/{comm}", "user and program", "process")
 
 
 _MAX_USER_BYTES: Final = 48

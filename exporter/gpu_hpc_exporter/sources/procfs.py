@@ -207,8 +207,8 @@ class Processes:
             return None
         if before is not None and before.evidence.start_ticks == entry.evidence.start_ticks:
             entry.wait = min(2 * before.wait, _LAST_WAIT_S)
-            if before.evidence == entry.evidence:
-                entry.evidence = before.evidence
+            if before.evidence == entry.evidence or _ZOMBIE in entry.evidence.missing:
+                entry.evidence = before.evidence  # of one that has ended, what it was tells more
         entry.due = now + entry.wait
         return entry
 
@@ -234,7 +234,7 @@ class Processes:
 
     def _evidence(self, pid: int, folder: int, stat: _Stat, uid: int) -> Evidence:
         told = {"cgroup": b"", "cmdline": b"", "environ": b""}
-        missing = ["zombie: only its cgroup is left"] if stat.state in _ENDED else []
+        missing = [_ZOMBIE] if stat.state in _ENDED else []
         for name, limit in self._files:
             try:
                 told[name] = _read(folder, name, limit)
@@ -280,6 +280,7 @@ _FILES: Final = (("cgroup", 16 << 10), ("cmdline", 4096), ("environ", 256 << 10)
 _MAX_VALUE: Final = 1024
 _CHUNK: Final = 4096
 _ENDED: Final = frozenset({"Z", "X", "x"})
+_ZOMBIE: Final = "zombie: only its cgroup is left"
 _DENIED: Final = "environ: permission denied"
 _PROC_ROOT_INODE: Final = 1
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -328,9 +329,7 @@ def _read(folder: int, name: str, limit: int) -> bytes:
     descriptor = os.open(name, _FILE, dir_fd=folder)
     try:
         data = os.read(descriptor, _CHUNK)
-        if len(data) == _CHUNK:
-            data = _read_on(descriptor, data, limit)
-        return data[:limit]
+        return data if len(data) < _CHUNK else _read_on(descriptor, data, limit)
     finally:
         os.close(descriptor)
 
@@ -338,7 +337,7 @@ def _read(folder: int, name: str, limit: int) -> bytes:
 def _read_on(descriptor: int, data: bytes, limit: int) -> bytes:
     while len(data) < limit and (more := os.read(descriptor, limit - len(data))):
         data += more
-    return data
+    return data[:limit]
 
 
 def _reason(error: OSError) -> str:
