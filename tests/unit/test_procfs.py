@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_hpc_exporter.jobs.cgroup import parse_cgroup
 from gpu_hpc_exporter.model import Evidence
 from gpu_hpc_exporter.sources import procfs
 from gpu_hpc_exporter.sources.procfs import MAX_PROCESSES, Processes, Users, namespace_pids, pid_view
+from unit.known import CID, CID2
 
 VARIABLES = ("JOB_NAME", "RANK")
 HOST_NAMESPACE = "pid:[4026531836]"
@@ -210,6 +212,20 @@ def test_environment_is_not_even_read_where_nothing_is_wanted(tree: Tree) -> Non
     told = Processes(tree.root).read(4101)
     assert told is not None
     assert told.missing == ()
+
+
+def test_g03_mountinfo_is_never_asked(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It mixes ids of overlays, sandboxes and containers: only the cgroup tells a process's container."""
+    folder = tree.add(4101)
+    (folder / "cgroup").write_text(f"0::/docker/{CID}\n")
+    (folder / "mountinfo").write_text(
+        f"1 2 0:3 / / rw - overlay overlay upperdir=/var/lib/docker/overlay2/{CID2}/diff\n"
+    )
+    with when_read(monkeypatch, "mountinfo", lambda: pytest.fail("read")):
+        told = tree.read(4101)
+    assert told is not None
+    assert parse_cgroup(told.cgroup).container_id == CID
+    assert CID2 not in str(told)
 
 
 # Bad input

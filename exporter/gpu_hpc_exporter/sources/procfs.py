@@ -214,7 +214,7 @@ class Processes:
 
     def _load(self, root: _Root, pid: int) -> _Entry | None:
         try:
-            folder = os.open(str(pid), _FOLDER, dir_fd=root.descriptor)
+            folder = os.open(str(pid), _FOLDER | os.O_PATH, dir_fd=root.descriptor)
         except OSError:
             return None
         try:
