@@ -28,5 +28,5 @@ class WithJobs(HardwareSource):
         return self._jobs.stop() and ended
 
 
-cli.HardwareSource = WithJobs  # type: ignore[misc]
+vars(cli)["HardwareSource"] = WithJobs
 sys.exit(cli.main())

@@ -185,16 +185,16 @@ def test_states_are_told_once(node: Node) -> None:
 
 def test_holders_learn_of_the_gpus(node: Node) -> None:
     """From the inventory, in the sampler's own thread."""
-    assert node.holders.gpus == ()
+    assert not node.holders.gpus
     node.look()
-    assert node.holders.gpus == (G0, G1)
+    assert list(node.holders.gpus) == [G0, G1]
     node.sampler.put(inventory(G1, M1))
     node.look()
-    assert node.holders.gpus == (G1, M1)
+    assert list(node.holders.gpus) == [G1, M1]
     other = Told()
     node.sampler.use(node.processes, (other,))
     node.look()
-    assert other.gpus == (G1, M1)
+    assert list(other.gpus) == [G1, M1]
 
 
 def test_h03_names_that_become_one_are_one_row(node: Node) -> None:
@@ -209,11 +209,12 @@ def test_a_source_that_raises_ends_nothing(node: Node) -> None:
     """The thread goes on, the state says so."""
     told = threading.Event()
 
-    def fail(*_: object) -> Mapping[int, Job | None]:
-        told.set()
-        raise RuntimeError("odd")
+    class Odd(Told):
+        def jobs_of(self, pids: Collection[int], _: int) -> Mapping[int, Job | None]:
+            told.set()
+            raise RuntimeError("odd", pids)
 
-    node.processes.jobs_of = fail  # type: ignore[method-assign]
+    node.sampler.use(Odd(), ())
     node.sampler.start()
     assert told.wait(5)
     assert node.sampler.stop()

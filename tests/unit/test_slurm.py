@@ -16,6 +16,7 @@ import pytest
 
 from gpu_hpc_exporter.config import Slurm, Slurmrestd
 from gpu_hpc_exporter.jobs.lookups import SlurmJob
+from gpu_hpc_exporter.model import JobKind
 from gpu_hpc_exporter.sources.slurm.controller import ControllerError, Rest, Scontrol, controllers, parse_scontrol
 from gpu_hpc_exporter.sources.slurm.map_directory import MAX_FILE_BYTES, MapDirectory
 from gpu_hpc_exporter.sources.slurm.source import SlurmSource
@@ -94,7 +95,12 @@ def test_files_are_read_again_when_they_change(tmp_path: Path, monkeypatch: pyte
     assert folder.read(GPUS).jobs.keys() == {"123"}
     opened: list[str] = []
     original = os.open
-    monkeypatch.setattr(os, "open", lambda path, *a, **k: (opened.append(str(path)), original(path, *a, **k))[1])
+
+    def noted(path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+        opened.append(str(path))
+        return original(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", noted)
     assert folder.read(GPUS).jobs.keys() == {"123"}
     assert opened == [str(tmp_path)]
     (tmp_path / "new").write_text("124\n")
@@ -203,7 +209,7 @@ JOB = {"job_id": 123, "name": "bert", "user_name": "ann", "account": "ml", "part
     ("flag", "kind"),
     [({"batch_flag": True}, "batch"), ({"batch_flag": {"set": True, "number": 0}}, "interactive"), ({}, "")],
 )
-def test_slurmrestd(tmp_path: Path, flag: dict[str, object], kind: str) -> None:
+def test_slurmrestd(tmp_path: Path, flag: dict[str, object], kind: JobKind) -> None:
     """One GET with the token of the file."""
     (tmp_path / "token").write_text("SLURM_JWT=secret\n")
     with rest(200, json.dumps({"jobs": [JOB | flag]}).encode()) as (url, seen):

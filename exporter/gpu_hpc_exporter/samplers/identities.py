@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -12,8 +12,8 @@ from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
 from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job
 from gpu_hpc_exporter.samplers.jobs import Condition
-from gpu_hpc_exporter.sources.kubernetes.devices import DeviceNames
 from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
+from gpu_hpc_exporter.sources.kubernetes.pod_folders import PodFolders
 from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
 from gpu_hpc_exporter.sources.procfs import PROC, PidView, pid_view
 from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
@@ -33,7 +33,7 @@ class Kubernetes(Protocol):
 
     def poke(self, key: str) -> None: ...
 
-    def set_names(self, names: DeviceNames) -> None: ...
+    def set_gpus(self, gpus: Iterable[Gpu], minors: Mapping[str, int]) -> None: ...
 
 
 class Slurm(Protocol):
@@ -52,29 +52,31 @@ class Slurm(Protocol):
 class HostLookups:
     """Both sources' answers, and a version of them that changes when an answer may."""
 
-    def __init__(self, kubernetes: Kubernetes | None, slurm: Slurm | None) -> None:
+    def __init__(self, kubernetes: Kubernetes | None, slurm: Slurm | None, folders: PodFolders | None = None) -> None:
         self.kubernetes = kubernetes
         self.slurm = slurm
-        self._pods: tuple[object, object, object] = ({}, {}, {})
+        self._folders = folders if folders is not None else PodFolders()
+        self._pods: tuple[object, ...] = ()
         self._pods_version = 0
 
     def version(self) -> tuple[int, int]:
         """Kubernetes' view is made anew with each answer, mostly the same: only other pods are another version."""
         if self.kubernetes is not None:
             view = self.kubernetes.view
-            pods = (view.pods, view.pods_by_name, view.container_names)
+            self._folders.refresh()
+            pods = (view.pods, view.pods_by_name, view.container_names, self._folders.pods)
             self._pods_version += pods != self._pods
             self._pods = pods
         return self._pods_version, self.slurm.view.version if self.slurm is not None else 0
 
     def pod(self, uid: str) -> Pod | None:
-        """From memory; the kubelet is asked at once about a pod that nobody knows."""
+        """From memory; the kubelet is asked at once about a pod that the API server has not told of."""
         if self.kubernetes is None:
             return None
         pod = self.kubernetes.view.pod(uid)
         if pod is None:
             self.kubernetes.poke(uid)
-        return pod
+        return pod or self._folders.pods.get(uid)
 
     def pod_of(self, namespace: str, name: str) -> Pod | None:
         """The pod that has this name now."""
@@ -188,7 +190,7 @@ class KubernetesHolders:
 
     def use_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         """The GPUs that device plugins may name."""
-        self._kubernetes.set_names(DeviceNames(gpus, read_minors(self._procfs)))
+        self._kubernetes.set_gpus(gpus, read_minors(self._procfs))
 
     def holders_of(self, uuid: str) -> tuple[Job, ...]:
         """Named as a process of theirs would be."""
