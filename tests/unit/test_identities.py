@@ -129,6 +129,14 @@ def test_a_process_that_proc_lacks_twice_is_somebodys(tmp_path: Path) -> None:
     assert host.jobs(101, 102).keys() == {"a", "b"}
 
 
+def test_h03_names_that_become_one_are_one_row(tmp_path: Path) -> None:
+    """H03: two jobs whose names differ in what no label may hold."""
+    host = Host(tmp_path, Kubelet())
+    host.tree.add(101, environ={"JOB_NAME": "a\1b"})
+    host.tree.add(102, environ={"JOB_NAME": "a\2b"})
+    assert host.jobs(101, 102) == {"a\N{REPLACEMENT CHARACTER}b": ("", 2)}
+
+
 def test_other_pods_are_another_version(tmp_path: Path) -> None:
     """What is the same but told anew is not: 1,000 processes are not identified again every ten seconds."""
     kubelet = Kubelet(POD)

@@ -20,13 +20,23 @@ _MOST_RATIO: Final = 1.005
 def attribute(running: Iterable[JobOnGpu], holders: Iterable[Job]) -> GpuJobs:
     """The jobs of one GPU. `running`: one for each process; `holders`: jobs that hold the GPU, processes or not."""
     shares = list(running)
-    idle = [JobOnGpu(job) for job in holders if not _runs(job, shares)]
-    shares += idle
+    shares += [JobOnGpu(job) for job in holders if not _runs(job, shares)]
     by_name: dict[str, list[JobOnGpu]] = defaultdict(list)
     for share in shares:
         by_name[share.job.job].append(share)
-    rows = [_merged(same) for same in by_name.values()]
-    return GpuJobs(tuple(_bounded(rows)), len({_identity(share.job) for share in shares}))
+    rows = []
+    count = 0
+    for same in by_name.values():
+        jobs = _distinct(same)
+        count += len({_identity(job) for job in jobs})
+        rows.append(_summed(_merged(jobs), same))
+    return GpuJobs(tuple(_bounded(rows)), count)
+
+
+def _distinct(shares: Sequence[JobOnGpu]) -> list[Job]:
+    first = shares[0].job
+    others = {share.job for share in shares if share.job is not first and share.job != first}
+    return [first, *others]
 
 
 def _runs(holder: Job, shares: Sequence[JobOnGpu]) -> bool:
@@ -48,16 +58,13 @@ def _identity(job: Job) -> tuple[str, str, str]:
     return job.job, job.namespace, job.job_id if is_slurm else ""
 
 
-def _merged(shares: Sequence[JobOnGpu]) -> JobOnGpu:
-    """One row of several: what they tell differently is not told."""
-    job = shares[0].job
-    told = {field.name for field in fields(Job) if all(_same(field.name, share.job, job) for share in shares)}
-    blank: dict[str, Any] = {field.name: "" for field in fields(Job) if field.name not in told}
-    return _summed(replace(job, **blank), shares)
-
-
-def _same(name: str, one: Job, other: Job) -> bool:
-    return bool(getattr(one, name) == getattr(other, name))
+def _merged(jobs: Sequence[Job]) -> Job:
+    """One job of several: what they tell differently is not told."""
+    if len(jobs) == 1:
+        return jobs[0]
+    names = (field.name for field in fields(Job))
+    blank: dict[str, Any] = {name: "" for name in names if len({getattr(job, name) for job in jobs}) > 1}
+    return replace(jobs[0], **blank)
 
 
 def _summed(job: Job, shares: Sequence[JobOnGpu]) -> JobOnGpu:

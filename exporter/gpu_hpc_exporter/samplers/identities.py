@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
+from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job
 from gpu_hpc_exporter.samplers.jobs import Condition
 from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
@@ -151,6 +152,8 @@ class HostProcesses:
 def _mps_servers(evidence: Mapping[int, Evidence]) -> set[int]:
     """MPS's servers, which work for clients of the same user that are listed themselves: no job of their own."""
     servers = {pid for pid, told in evidence.items() if told.comm.startswith(_MPS)}
+    if not servers:
+        return servers
     clients = {told.uid for pid, told in evidence.items() if pid not in servers}
     return {pid for pid in servers if evidence[pid].uid in clients}
 
@@ -176,7 +179,7 @@ class SlurmHolders:
 
 
 def _slurm_holder(job: SlurmJob) -> Job:
-    return Job(job.name or f"slurm-{job.job_id}", job.job_id, job.kind, job.user, source="slurm")
+    return Job(bounded(job.name) or f"slurm-{job.job_id}", job.job_id, job.kind, bounded(job.user), source="slurm")
 
 
 class KubernetesHolders:
@@ -200,7 +203,7 @@ class KubernetesHolders:
         pod = self._lookups.pod(allocation.pod_uid) if allocation.pod_uid else None
         if pod is None:
             return Job(
-                allocation.pod,
+                bounded(allocation.pod),
                 allocation.pod_uid,
                 namespace=allocation.namespace,
                 pod=allocation.pod,

@@ -10,10 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gpu_hpc_exporter.exposition import clean_label
 from gpu_hpc_exporter.jobs.attribution import UNPLACED, attribute
 from gpu_hpc_exporter.model import (
     Event,
@@ -50,7 +49,7 @@ class Condition:
 
 
 class Processes(Protocol):
-    """Whose the processes are."""
+    """Whose the processes are. Names are fit for labels: two that would become one there are one here."""
 
     @property
     def can_tell(self) -> bool:
@@ -70,7 +69,7 @@ class Processes(Protocol):
 
 
 class Holders(Protocol):
-    """Which jobs hold GPUs, whether or not they run anything there."""
+    """Which jobs hold GPUs, whether or not they run anything there. Names are as above."""
 
     def use_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         """The GPUs that there are now."""
@@ -162,7 +161,7 @@ class JobSampler:
         for gpu in gpus:
             listed = newest.get(gpu.uuid)
             running = _running(listed.processes if listed is not None else None, jobs)
-            holding = [_clean(job) for one in holders for job in one.holders_of(gpu.uuid)]
+            holding = [job for one in holders for job in one.holders_of(gpu.uuid)]
             if running is not None or holding:
                 known[gpu.uuid] = attribute(running or (), holding)
         conditions = [c for c in (processes.condition(), *(one.condition() for one in holders)) if c is not None]
@@ -183,11 +182,10 @@ class JobSampler:
 
 
 def _jobs_by_pid(processes: Processes, lists: Collection[GpuProcesses]) -> dict[int, Job]:
-    """Names as they will be served: two that become one there are one job here."""
     pids = {process.pid for listed in lists for process in listed.processes or ()}
     oldest_ns = min((listed.time_ns for listed in lists), default=0)
     jobs = processes.jobs_of(pids, oldest_ns)
-    return {pid: UNPLACED if job is None else _clean(job) for pid, job in jobs.items()}
+    return {pid: UNPLACED if job is None else job for pid, job in jobs.items()}
 
 
 def _running(processes: tuple[GpuProcess, ...] | None, jobs: Mapping[int, Job] | None) -> list[JobOnGpu] | None:
@@ -196,8 +194,3 @@ def _running(processes: tuple[GpuProcess, ...] | None, jobs: Mapping[int, Job] |
         return None
     placed = (process for process in processes if process.pid in jobs)
     return [JobOnGpu(jobs[process.pid], 1, process.memory_bytes, process.sm_ratio) for process in placed]
-
-
-def _clean(job: Job) -> Job:
-    name = clean_label(job.job)
-    return job if name == job.job else replace(job, job=name)
