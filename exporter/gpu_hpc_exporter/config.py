@@ -6,10 +6,12 @@ import difflib
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
+
+from gpu_hpc_exporter.model import JobKind
 
 DEFAULT_FILE: Final = Path("/etc/gpu-hpc-exporter/config.yaml")
 DEFAULT_PORT: Final = 9836
@@ -17,6 +19,9 @@ DEFAULT_DRIVER_ROOT: Final = Path("/run/nvidia/driver")
 """Where NVIDIA's GPU operator mounts the driver container's root."""
 DEFAULT_RECORDING: Final = Path(__file__).parent / "recordings" / "nvidia-h200__580.159.04.jsonl.gz"
 """What `--source=replay` plays when no file is named: nine workloads recorded on an H200."""
+
+RULE_GROUPS: Final = ("job", "job_id", "kind", "user", "namespace", "pod", "container", "rank")
+"""Named groups that a rule's regular expressions may have."""
 
 _MAX_PROBLEM: Final = 400
 
@@ -61,17 +66,94 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: Positive = 12
 
 
+class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule of the user's: regular expressions, each of which must be found in what it is named after.
+
+    Their named groups (job, job_id, kind, user, namespace, pod, container, rank) are what the rule says of the job.
+    kind: what the job is where no group tells.
+    """
+
+    command_line: str = ""
+    user: str = ""
+    cgroup: str = ""
+    kind: JobKind = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what would never apply, or would at the first process that comes."""
+        patterns = [self.command_line, self.user, self.cgroup]
+        if not any(patterns):
+            raise ValueError("a rule needs at least one of command_line, user and cgroup")
+        groups: set[str] = set()
+        for pattern in patterns:
+            try:
+                groups |= re.compile(pattern).groupindex.keys()
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(f"regular expression `{pattern}`: {error}") from error
+        unknown = sorted(groups - set(RULE_GROUPS))
+        if unknown:
+            raise ValueError(f"named group `{unknown[0]}`: expected one of {', '.join(RULE_GROUPS)}")
+        if not (groups or self.kind):
+            raise ValueError("a rule needs a named group, such as (?P<job>...), or a kind")
+
+
+class Kubernetes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Pods and the GPUs they hold.
+
+    enabled: `auto` asks the kubelet where its socket exists.
+    labels, annotations: the first that a pod has names its job, labels first.
+    api: API server to read labels, annotations and controllers from; `auto` is the pod's own cluster.
+    token_file, ca_file: for a configured API server; "" takes the pod's service account, if there is one.
+    node_name: this node for the API server; "" takes the environment variable NODE_NAME, else the host's name.
+    gpu_resources: renamed resources that are GPUs; only for device plugins that give no UUIDs.
+    """
+
+    enabled: Literal["auto", "off"] = "auto"
+    socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    labels: tuple[str, ...] = (
+        "training.kubeflow.org/job-name",
+        "ray.io/cluster",
+        "job-name",
+        "app.kubernetes.io/instance",
+    )
+    annotations: tuple[str, ...] = ()
+    api: Annotated[str, msgspec.Meta(pattern=r"^(auto|off|https?://\S+)$")] = "auto"
+    token_file: str = ""
+    ca_file: str = ""
+    node_name: str = ""
+    gpu_resources: tuple[str, ...] = ()
+
+
+class Slurmrestd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slurm's REST service: its URL, a file with a token, whose token it is, and the API's version."""
+
+    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://\S+)?$")] = ""
+    token_file: str = ""
+    user: str = ""
+    version: Annotated[str, msgspec.Meta(pattern=r"^v[0-9.]+$")] = "v0.0.40"
+
+
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Job names from files that a prolog writes."""
+    """Names and GPUs of Slurm jobs, whose ids processes tell by themselves.
+
+    map_directory: where a prolog writes a file for each GPU, as for dcgm-exporter's --hpc-job-mapping-dir.
+    scontrol: `true`, or the program's path: ask the controller for jobs that the files do not tell of.
+    """
 
     map_directory: str = ""
+    scontrol: Annotated[str, msgspec.Meta(pattern=r"^(true|false|/.*)$")] = "false"
+    slurmrestd: Slurmrestd = Slurmrestd()
 
 
 class Jobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose GPU it is. Not in this version."""
+    """Whose GPU it is.
 
-    rules: tuple[dict[str, str], ...] = ()
-    kubernetes: dict[str, str | bool | list[str]] = {}
+    rules: the first that applies to a process says what it is.
+    environment: variables that name a process's job where neither Slurm nor Kubernetes does; the first found wins.
+    """
+
+    rules: tuple[JobRule, ...] = ()
+    environment: tuple[str, ...] = ("JOB_NAME", "WANDB_NAME")
+    kubernetes: Kubernetes = Kubernetes()
     slurm: Slurm = Slurm()
 
 
@@ -98,7 +180,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def without_effect(self) -> tuple[str, ...]:
         """Sections that were set and that this version does not use."""
         default = Config()
-        return tuple(key for key in ("agent", "jobs") if getattr(self, key) != getattr(default, key))
+        return tuple(key for key in ("agent",) if getattr(self, key) != getattr(default, key))
 
 
 def load_config(path: Path) -> Config:
@@ -172,6 +254,7 @@ def _suggestion(section: list[str], key: str) -> str:
     struct: Any = Config
     for name in section:
         struct = get_type_hints(struct)[name]
+        struct = get_args(struct)[0] if get_origin(struct) is tuple else struct
     known = struct.__struct_fields__
     near = difflib.get_close_matches(key, known, n=1)
     return f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(known)}"

@@ -10,6 +10,7 @@ from typing import Final
 from gpu_hpc_exporter.exposition import Spec
 
 G: Final = ("gpu", "uuid")
+JOB: Final = (*G, "job")
 
 _WINDOWED = "Mean over the gauge window (gauge_window_seconds, default 15); absent when windows stop."
 _PM = 'Only from PM sampling: divide by gpu_hpc_source_observed_seconds_total{source="pm_sampling"}.'
@@ -171,14 +172,14 @@ SM_UTILIZATION_SEED = Spec(
     "Used share of the SMs' throughput (0-1): the busiest of the tensor, FP64, FP32, FP16 and integer pipes. "
     f"Residency is gpu_hpc_sm_active_ratio. {_WINDOWED}",
     (*G, "job"),
-    'job: "" in this version',
+    'job: "" while the GPU is idle, shared by several jobs, or nobody can tell',
 )
 DRAM_UTILIZATION_SEED = Spec(
     "gpu_hpc_dram_bandwidth_utilization",
     "gauge",
     f"The same as gpu_hpc_dram_bandwidth_utilization_ratio (0-1), with the job. {_WINDOWED}",
     (*G, "job"),
-    'job: "" in this version',
+    'job: "" while the GPU is idle, shared by several jobs, or nobody can tell',
 )
 L2_MISS_RATIO = Spec("gpu_hpc_l2_cache_miss_ratio", "gauge", _L2_MISS, G)
 L2_MISS_SEED = Spec(
@@ -186,7 +187,7 @@ L2_MISS_SEED = Spec(
     "gauge",
     "The same as gpu_hpc_l2_cache_miss_ratio (0-1), with the job. " + _L2_MISS,
     (*G, "job"),
-    'job: "" in this version',
+    'job: "" while the GPU is idle, shared by several jobs, or nobody can tell',
 )
 METRIC_SOURCE_INFO = Spec(
     "gpu_hpc_metric_source_info",
@@ -335,6 +336,69 @@ XID_LAST_TIMESTAMP = Spec(
     "gpu_hpc_xid_last_timestamp_seconds", "gauge", "Unix time of the newest Xid with this number.", (*G, "xid")
 )
 
+# Jobs
+JOB_INFO = Spec(
+    "gpu_hpc_job_info",
+    "gauge",
+    "1 for each job that runs on this GPU or holds it, with what is known of it. What several processes, pods or "
+    "namesakes tell differently is empty; source says what told. Join on (instance, gpu, uuid); device series have no "
+    "job, since copies of them would add up.",
+    (*G, "job", "job_id", "kind", "user", "namespace", "pod", "container", "rank", "source"),
+    'kind: "", batch, service, interactive',
+)
+GPU_JOBS = Spec(
+    "gpu_hpc_gpu_jobs",
+    "gauge",
+    "Jobs that run on this GPU or hold it; absent where nobody can tell.",
+    G,
+)
+JOB_MEMORY_USED = Spec(
+    "gpu_hpc_job_memory_used_bytes",
+    "gauge",
+    "Device memory of this job's processes as the driver tells it; managed (unified) memory is not in it.",
+    JOB,
+)
+JOB_PROCESSES = Spec(
+    "gpu_hpc_job_processes", "gauge", "Processes of this job with a context on this GPU; 0 where it only holds it.", JOB
+)
+JOB_SM = Spec(
+    "gpu_hpc_job_sm_ratio",
+    "gauge",
+    "Share of the time in which kernels of this job's processes ran (0-1), as the driver samples it; says nothing of "
+    "how hard. Absent where the driver has no sample of the last seconds.",
+    JOB,
+)
+MEMORY_UNATTRIBUTED = Spec(
+    "gpu_hpc_memory_unattributed_bytes",
+    "gauge",
+    "Device memory in use less that of all processes (at least 0): managed memory, the driver, leftovers of processes "
+    "that died. Absent where the driver does not tell the memory of each process.",
+    G,
+)
+GPU_PROCESSES = Spec(
+    "gpu_hpc_gpu_processes", "gauge", "Processes with a context on this GPU, taken every 2 seconds.", G
+)
+JOB_MAP_AGE = Spec(
+    "gpu_hpc_job_map_age_seconds",
+    "gauge",
+    "How long ago this source last told what it knows of jobs.",
+    ("source",),
+    "source: procfs, kubelet, slurm",
+)
+UNKNOWN_CGROUPS = Spec(
+    "gpu_hpc_unknown_cgroups_total",
+    "counter",
+    "Processes on GPUs whose control group has a form that tells no job.",
+    ("form",),
+)
+HONOR_LABELS_CHECK = Spec(
+    "gpu_hpc_honor_labels_check",
+    "gauge",
+    'Always 1. Prometheus without `honor_labels: true` replaces job with its target\'s: then exported_job is "check".',
+    ("job",),
+    "job: check",
+)
+
 # The exporter about itself
 UP = Spec("gpu_hpc_up", "gauge", "1 while the driver, or the recording, can be read.")
 DOWN_INFO = Spec("gpu_hpc_down_info", "gauge", "1, with why gpu_hpc_up is 0.", ("reason",))
@@ -357,15 +421,15 @@ SOURCE_STATE = Spec(
     "gauge",
     "1 for the state that this source is in, 0 for the others; gpu and uuid are empty for the host's.",
     (*G, "source", "state"),
-    "source: gpm, pm_sampling, nvml, kmsg, replay; state: active, paused, busy, no_permission, unsupported, stale, "
-    "failed, lost",
+    "source: gpm, pm_sampling, nvml, kmsg, replay, procfs, kubelet, slurm; state: active, paused, busy, "
+    "no_permission, unsupported, stale, failed, lost",
 )
 SOURCE_REQUIRED = Spec(
     "gpu_hpc_source_required",
     "gauge",
     "1 where the configuration requires this source (pm_sampling.mode: required), 0 where it may be missing.",
     ("source",),
-    "source: gpm, pm_sampling, nvml, kmsg, replay",
+    "source: gpm, pm_sampling, nvml, kmsg, replay, procfs, kubelet, slurm",
 )
 SOURCE_STATE_INFO = Spec(
     "gpu_hpc_source_state_info",
@@ -513,6 +577,18 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         RECOVERY_ACTION,
         XID_ERRORS,
         XID_LAST_TIMESTAMP,
+    ),
+    "Jobs": (
+        JOB_INFO,
+        GPU_JOBS,
+        JOB_MEMORY_USED,
+        JOB_PROCESSES,
+        JOB_SM,
+        MEMORY_UNATTRIBUTED,
+        GPU_PROCESSES,
+        JOB_MAP_AGE,
+        UNKNOWN_CGROUPS,
+        HONOR_LABELS_CHECK,
     ),
     "The exporter about itself": (
         UP,

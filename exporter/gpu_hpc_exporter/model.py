@@ -10,13 +10,15 @@ Absent is not zero: a quantity that was not measured has no key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, get_args
 
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
-SourceName = Literal["gpm", "pm_sampling", "nvml", "kmsg", "replay"]
+SourceName = Literal["gpm", "pm_sampling", "nvml", "kmsg", "replay", "procfs", "kubelet", "slurm"]
+JobSource = Literal["procfs", "kubelet", "slurm"]
+"""Sources of job identity; they concern the host, never one GPU."""
 WindowSource = Literal["gpm", "pm_sampling"]
 State = Literal["active", "paused", "busy", "no_permission", "unsupported", "stale", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
@@ -170,6 +172,100 @@ class Gpu:
     peak_share: float = 1.0
 
 
+JobKind = Literal["", "batch", "service", "interactive"]
+"""What waste means for a job: a notebook or a server may idle. "" where unknown, which rules treat as batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Whose GPU it is. Every field "" where unknown; `job` is never "".
+
+    job_id: Slurm's id or `sluid:<id>`, a pod's UID, a container's id, a systemd unit. source: what told, such as slurm,
+    kubernetes, container, systemd, environ, process, or rule for a rule of the user's. rank: of a distributed job.
+    """
+
+    job: str
+    job_id: str = ""
+    kind: JobKind = ""
+    user: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    rank: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process with a context on a GPU or MIG instance, by the driver's pid; None where the driver does not say."""
+
+    pid: int
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcesses:
+    """Every process on a GPU or MIG instance at `time_ns`; None where no list can be had or trusted."""
+
+    time_ns: int
+    uuid: str
+    processes: tuple[GpuProcess, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOnGpu:
+    """A job's part of a GPU; `processes` is 0 where it holds the GPU and runs nothing there."""
+
+    job: Job
+    processes: int = 0
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuJobs:
+    """The jobs of one GPU or MIG instance, no two with one name. `count`: how many there are, unmerged."""
+
+    jobs: tuple[JobOnGpu, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobsInForce:
+    """Whose the GPUs are, by UUID; replaces what was said before, so that a job that is not here is gone.
+
+    `unknown_cgroups` counts processes since the start whose cgroup had a form that nobody knows. `told_ns`: when each
+    source last told what it knows.
+    """
+
+    time_ns: int
+    gpus: Mapping[str, GpuJobs]
+    unknown_cgroups: Mapping[str, int]
+    told_ns: Mapping[JobSource, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What /proc tells of a process. All text is the workload's own making: unescaped, with surrogates for odd bytes.
+
+    start_ticks: when it started, in clock ticks since boot; with `pid` it names one process for ever. comm: its name.
+    command: its arguments with blanks between them, the beginning. uid: -1 where unknown; user: its name, else its
+    number. cgroup: the file's text. environment: only the variables that were asked for. missing: what could not be
+    read, and why, such as "environ: permission denied".
+    """
+
+    pid: int
+    start_ticks: int
+    comm: str = ""
+    command: str = ""
+    uid: int = -1
+    user: str = ""
+    cgroup: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
     """Versions of the driver stack, "" where unknown."""
@@ -311,6 +407,8 @@ Event = (
     | StateChange
     | IntervalInForce
     | SamplingIncident
+    | GpuProcesses
+    | JobsInForce
     | XidError
     | GpuFellOff
     | DriverError

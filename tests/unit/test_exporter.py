@@ -254,7 +254,7 @@ def test_concurrent_reloads_come_one_after_the_other(file: File) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sections"),
-    [("", []), ("jobs: {rules: [{a: b}]}\npm_sampling: {mode: off}\nagent: {top_k: 3}", ["agent", "jobs"])],
+    [("", []), ("jobs: {environment: [B]}\npm_sampling: {mode: off}\nagent: {top_k: 3}", ["agent"])],
 )
 def test_sections_without_effect_are_told(
     file: File, caplog: pytest.LogCaptureFixture, text: str, sections: list[str]

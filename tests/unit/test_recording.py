@@ -28,9 +28,17 @@ from gpu_hpc_exporter.model import (
     DriverError,
     Event,
     Gpu,
+    GpuJobs,
+    GpuProcess,
+    GpuProcesses,
     Incident,
     IntervalInForce,
     Inventory,
+    Job,
+    JobKind,
+    JobOnGpu,
+    JobsInForce,
+    JobSource,
     L2Definition,
     Link,
     Quantity,
@@ -77,6 +85,16 @@ _GPU = st.builds(
     st.lists(st.sampled_from(get_args(Link)), max_size=3).map(tuple),
     st.floats(0, 1),
 )
+_MEMORY = st.none() | st.integers(0, 2**40).filter(
+    lambda n: n not in (2**31 - 1, 2**32 - 1) and not 0 <= n - 0x7FFFFFF0 < 16
+)
+_SHARE = st.none() | st.floats(0, 1)
+_PROCESS = st.builds(GpuProcess, st.integers(1, 2**22), _MEMORY, _SHARE)
+_JOB = st.builds(Job, st.text(min_size=1, max_size=40), _TEXT, st.sampled_from(get_args(JobKind)), *[_TEXT] * 6)
+_ROWS = st.lists(
+    st.builds(JobOnGpu, _JOB, st.integers(0, 99), _MEMORY, _SHARE), max_size=3, unique_by=lambda row: row.job.job
+)
+_GPU_JOBS = st.builds(GpuJobs, _ROWS.map(tuple), st.integers(0, 99))
 _EVENTS = st.one_of(
     st.builds(Inventory, _TIME, st.lists(_GPU, max_size=3).map(tuple), st.builds(Driver, _TEXT, _TEXT, _TEXT)),
     st.builds(Window, _UUID, _WINDOW_SOURCE, _TIME, st.integers(1, 60 * NS), _QUANTITY_VALUES, st.booleans()),
@@ -95,6 +113,8 @@ _EVENTS = st.one_of(
         st.sampled_from(get_args(L2Definition)),
     ),
     st.builds(SamplingIncident, _TIME, _UUID | st.just(""), st.sampled_from(get_args(Incident))),
+    st.builds(GpuProcesses, _TIME, _UUID, st.none() | st.lists(_PROCESS, max_size=3).map(tuple)),
+    st.builds(JobsInForce, _TIME, st.dictionaries(_UUID, _GPU_JOBS, max_size=2), st.just({}), st.just({})),
 )
 
 
@@ -141,6 +161,11 @@ def record(path: Path, *events: Event) -> bytes:
     return path.read_bytes()
 
 
+BATCH = Job("bert", "123", "batch", "ann", source="slurm")
+IN_POD = Job("web", "11111111-2222-3333-4444-555555555555", namespace="x", pod="web-0", source="kubernetes")
+TOLD: dict[JobSource, int] = {"procfs": 2 * NS, "slurm": NS}
+
+
 EVERYTHING: tuple[Event, ...] = (
     inventory(G0, G1, M1),
     window(2, {"sm_active": 0.5}),
@@ -151,6 +176,8 @@ EVERYTHING: tuple[Event, ...] = (
     IntervalInForce(2 * NS, G1.uuid, "gpm", NS),
     SamplingIncident(2 * NS, G0.uuid, "overflow"),
     DriverError(2 * NS, "timeout"),
+    GpuProcesses(2 * NS, G0.uuid, (GpuProcess(4101, 5, 0.5), GpuProcess(4102))),
+    JobsInForce(2 * NS, {G1.uuid: GpuJobs((JobOnGpu(IN_POD, 1, 5, 0.5), JobOnGpu(BATCH)), 3)}, {"root": 1}, TOLD),
     inventory(G1),
 )
 
@@ -166,7 +193,15 @@ def test_a_recording_identifies_no_machine(tmp_path: Path) -> None:
     assert len(set(masks)) == 3
     assert [mask[:3] for mask in masks] == ["GPU", "GPU", "MIG"]
     assert lines[1]["gpus"][2]["parent_uuid"] == masks[1] == lines[-1]["gpus"][0]["uuid"]
-    assert [line["gpu"] for line in lines[2:-1]] == [masks[n] for n in (0, 1, 2, 0, 2, 1, 0)]
+    assert [line["gpu"] for line in lines[2:-2]] == [masks[n] for n in (0, 1, 2, 0, 2, 1, 0, 0)]
+    assert lines[-3]["processes"] == [
+        {"pid": 1, "memory_bytes": 5, "sm_ratio": 0.5},
+        {"pid": 2, "memory_bytes": None, "sm_ratio": None},
+    ]
+    assert list(lines[-2]["gpus"]) == [masks[1]]
+    assert IN_POD.job_id not in raw
+    assert "4101" not in raw
+    assert all(name in raw for name in ("bert", "123", "ann", "web-0"))
     assert ("NVIDIA H200" in raw, "580.159.04" in raw) == (True, True)
 
 
@@ -271,6 +306,10 @@ def with_line(line: bytes) -> bytes:
     return gzip.compress(GOOD + line)
 
 
+JOBS = (
+    b'{"type":"job","t":1,"gpus":{"G":{"count":2,"jobs":[{"job":{"job":"%s"},"processes":%s},{"job":{"job":"b"}}]}}}\n'
+)
+
 BAD_FILES = {
     "empty": (b"", "line 1: "),
     "nothing packed": (gzip.compress(b""), "line 1: "),
@@ -312,6 +351,19 @@ BAD_FILES = {
     ),
     "impossible value": (
         with_line(READING.replace(b"0.5", b"1e308")),
+        "line 4: ",
+    ),
+    "a job without a name": (with_line(JOBS % (b"", b"0")), "line 4: a GPU's jobs need names"),
+    "a job twice": (with_line(JOBS % (b"b", b"0")), "line 4: a GPU's jobs need names"),
+    "less than no process": (with_line(JOBS % (b"a", b"-1")), "line 4: processes = -1: negative"),
+    "a share above all": (
+        with_line(b'{"type":"processes","t":1,"gpu":"G","processes":[{"pid":1,"sm_ratio":1.5}]}\n'),
+        "line 4: memory_bytes = None, sm_ratio = 1.5: above_range",
+    ),
+    "memory that is none": (
+        with_line(
+            b'{"type":"processes","t":1,"gpu":"G","processes":[{"pid":1,"memory_bytes":18446744073709551615}]}\n'
+        ),
         "line 4: ",
     ),
     "negative value": (

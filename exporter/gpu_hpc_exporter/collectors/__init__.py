@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from gpu_hpc_exporter.collectors.bottleneck import BottleneckCollector
 from gpu_hpc_exporter.collectors.gpus import GpusCollector
 from gpu_hpc_exporter.collectors.health import HealthCollector
+from gpu_hpc_exporter.collectors.jobs import JobsCollector
 from gpu_hpc_exporter.collectors.process import ProcessCollector
 from gpu_hpc_exporter.collectors.readings import ReadingsCollector
 from gpu_hpc_exporter.collectors.sources import SourcesCollector
@@ -34,5 +35,6 @@ COLLECTORS: Final[tuple[Collector, ...]] = (
     BottleneckCollector(),
     ReadingsCollector(),
     HealthCollector(),
+    JobsCollector(),
     ProcessCollector(),
 )

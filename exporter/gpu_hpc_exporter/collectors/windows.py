@@ -66,9 +66,6 @@ _SHARED: Final[tuple[tuple[Spec, tuple[Quantity, ...]], ...]] = (
 )
 """What either source of windows can serve. A link's other direction and a gauge have the source of what stands here."""
 
-_NO_JOB: Final = ""
-"""The `job` of a GPU that is idle or shared; no source of job identity exists yet."""
-
 
 class WindowsCollector:
     """Exact integrals over all windows since the start, and means over the gauge window."""
@@ -111,9 +108,9 @@ class WindowsCollector:
         for totals in snapshot.gpus:
             uuid = totals.gpu.uuid
             if totals.sm_utilization is not None:
-                sm.add(totals.sm_utilization, snapshot.label(uuid), uuid, _NO_JOB)
+                sm.add(totals.sm_utilization, snapshot.label(uuid), uuid, snapshot.job_of(uuid))
             if "dram_active" in totals.gauges:
-                dram.add(totals.gauges["dram_active"], snapshot.label(uuid), uuid, _NO_JOB)
+                dram.add(totals.gauges["dram_active"], snapshot.label(uuid), uuid, snapshot.job_of(uuid))
         yield sm
         yield dram
 
@@ -125,7 +122,7 @@ class WindowsCollector:
             if totals.l2_miss_ratio is not None:
                 labels = (snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
                 ratio.add(totals.l2_miss_ratio, *labels)
-                rate.add(totals.l2_miss_ratio, *labels, _NO_JOB)
+                rate.add(totals.l2_miss_ratio, *labels, snapshot.job_of(totals.gpu.uuid))
         if ratio.samples:
             yield from (ratio, rate)
 

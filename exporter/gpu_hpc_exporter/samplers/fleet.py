@@ -14,8 +14,12 @@ from gpu_hpc_exporter.model import (
     Event,
     Gpu,
     GpuFellOff,
+    GpuJobs,
+    GpuProcesses,
     IntervalInForce,
     Inventory,
+    JobsInForce,
+    JobSource,
     ReadingRejected,
     Readings,
     SamplingIncident,
@@ -33,6 +37,8 @@ FELL_OFF_XID: Final = 79
 """NVIDIA's Xid for a GPU that has fallen off the bus."""
 MAX_GONE_INSTANCES: Final = 128
 """MIG instances that are gone and whose counters are kept; the oldest are forgotten."""
+MAX_JOBS_AGE_NS: Final = 10_000_000_000
+"""What was said of jobs vanishes when nobody has said it anew for so long: five times its period."""
 _FELL_OFF_DOUBT_NS: Final = 10_000_000_000
 """Readings that still arrive this long after the kernel log called a GPU lost prove it wrong."""
 
@@ -56,7 +62,8 @@ class FleetSnapshot:
     `known` are all physical GPUs and MIG instances that are there or should be, `lost` those of them that
     were there and are not. `xids` holds, per physical GPU and Xid, the count and the newest one's Unix time in
     ns. `labels` maps every UUID ever seen to its `gpu` label. `required` are the sources that the configuration
-    asks for, `helper_restarts` counts how often PM sampling's helper process ended unasked.
+    asks for, `helper_restarts` counts how often PM sampling's helper process ended unasked. `jobs`: whose the GPUs are,
+    by UUID, without those of which nobody knows; `unknown_cgroups` and `jobs_told_ns` as in JobsInForce.
     """
 
     now_ns: int
@@ -73,6 +80,14 @@ class FleetSnapshot:
     xids: Mapping[str, Mapping[int, tuple[int, int]]]
     required: frozenset[SourceName]
     helper_restarts: int
+    jobs: Mapping[str, GpuJobs]
+    unknown_cgroups: Mapping[str, int]
+    jobs_told_ns: Mapping[JobSource, int]
+
+    def job_of(self, uuid: str) -> str:
+        """The one job of a GPU, "" where it is idle, shared or unknown."""
+        known = self.jobs.get(uuid)
+        return known.jobs[0].job.job if known is not None and known.count == len(known.jobs) == 1 else ""
 
     def host_state(self, source: SourceName) -> SourceState | None:
         """State of a source for the host as a whole."""
@@ -131,6 +146,7 @@ class Fleet:
         self._fell_off: dict[str, int] = {}
         self._driver_errors: dict[str, int] = {}
         self._helper_restarts = 0
+        self._jobs = JobsInForce(-MAX_JOBS_AGE_NS, {}, {}, {})
 
     def configure(
         self, gauge_window_ns: int, expected_gpus: int | None, required: frozenset[SourceName] = frozenset()
@@ -171,16 +187,21 @@ class Fleet:
                 xids={uuid: self._totals[uuid].xids() for uuid in physical},
                 required=self._required,
                 helper_restarts=self._helper_restarts,
+                jobs=self._jobs.gpus if now - self._jobs.time_ns <= MAX_JOBS_AGE_NS else {},
+                unknown_cgroups=self._jobs.unknown_cgroups,
+                jobs_told_ns=self._jobs.told_ns,
             )
 
     def _fold(self, event: Event) -> None:
         match event:
-            case Window() | WindowsRejected() | ReadingRejected() | Readings() | IntervalInForce():
+            case Window() | WindowsRejected() | ReadingRejected() | Readings() | IntervalInForce() | GpuProcesses():
                 totals = self._totals.get(event.uuid)
                 if totals is not None:
                     self._fold_into(totals, event)
             case SamplingIncident():
                 self._take_incident(event)
+            case JobsInForce():
+                self._jobs = event
             case Inventory():
                 self._take_inventory(event)
             case StateChange():
@@ -195,7 +216,9 @@ class Fleet:
                 assert_never(event)
 
     def _fold_into(
-        self, totals: GpuTotals, event: Window | WindowsRejected | ReadingRejected | Readings | IntervalInForce
+        self,
+        totals: GpuTotals,
+        event: Window | WindowsRejected | ReadingRejected | Readings | IntervalInForce | GpuProcesses,
     ) -> None:
         match event:
             case Window():
@@ -210,6 +233,8 @@ class Fleet:
                     del self._fell_off[event.uuid]
             case IntervalInForce():
                 totals.add_interval(event)
+            case GpuProcesses():
+                totals.add_processes(event)
 
     def _take_inventory(self, inventory: Inventory) -> None:
         self._driver = inventory.driver

@@ -13,6 +13,7 @@ from gpu_hpc_exporter.model import (
     NS,
     DriverError,
     Gpu,
+    GpuProcesses,
     IntervalInForce,
     ReadingRejected,
     Readings,
@@ -27,6 +28,7 @@ from gpu_hpc_exporter.samplers.watch import CallWatch
 from gpu_hpc_exporter.sources.nvml.gpm import GpmStream
 from gpu_hpc_exporter.sources.nvml.inventory import Device
 from gpu_hpc_exporter.sources.nvml.library import DriverCallError, Handle
+from gpu_hpc_exporter.sources.nvml.processes import PERIOD_NS, REPROBE_NS, ProcessReader
 from gpu_hpc_exporter.sources.nvml.readings import BOARD_GROUPS, VGPU_GROUPS, Group, ReadingTable, instance_groups
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class _Row:
 
     gpu: Gpu
     table: ReadingTable
+    processes: ProcessReader | None
+    processes_due_ns: int = 0
     gpm: GpmStream | None = None
     gpm_due_ns: int = 0
     gpm_failures: int = 0
@@ -113,7 +117,11 @@ class GpuOwner:
 
     def _row(self, gpu: Gpu, handle: Handle, groups: tuple[Group, ...]) -> _Row:
         label = f"GPU {gpu.index} ({gpu.uuid})"
-        return _Row(gpu, ReadingTable(handle, label, groups, self._begin_call))
+        processes = None
+        if gpu.parent_uuid or gpu.mig_mode != "enabled":  # with MIG, the processes are the instances'
+            instance = int(gpu.gpu_instance) if gpu.parent_uuid else None
+            processes = ProcessReader(handle, label, instance, self._begin_call)
+        return _Row(gpu, ReadingTable(handle, label, groups, self._begin_call), processes)
 
     def _begin_call(self, call: str) -> None:
         self._watch.current = (call, time.monotonic_ns())
@@ -194,6 +202,7 @@ class GpuOwner:
         row.is_busy = result.values.get("nvml_utilization_ratio", 0.0) >= _BUSY
         if result.answered:
             self._sink.put(Readings(row.gpu.uuid, now_ns, result.values))
+            self._read_processes(row, now_ns, result.values.get("memory_total_bytes"))
             self._set_state(row, "nvml", "active", "")
             self._failed_passes = 0
         elif result.errors:
@@ -203,6 +212,17 @@ class GpuOwner:
                 self._lose(result.errors[0])
         else:
             self._set_state(row, "nvml", "unsupported", "the driver offers no reading of this GPU")
+
+    def _read_processes(self, row: _Row, now_ns: int, total_bytes: float | None) -> None:
+        if row.processes is None or now_ns < row.processes_due_ns:
+            return
+        found = row.processes.read(total_bytes)
+        row.processes_due_ns = now_ns + (REPROBE_NS if found.is_unsupported else PERIOD_NS)
+        for code in found.errors:
+            self._sink.put(DriverError(now_ns, code))
+        if found.problem is not None:
+            self._sink.put(ReadingRejected(now_ns, row.gpu.uuid, "processes", found.problem))
+        self._sink.put(GpuProcesses(now_ns, row.gpu.uuid, found.processes))
 
     def _publish(self, row: _Row, now_ns: int) -> None:
         """Work off the samples taken since the last time."""

@@ -17,6 +17,8 @@ from gpu_hpc_exporter.model import (
     READINGS,
     SLOWDOWN_READINGS,
     Gpu,
+    GpuProcess,
+    GpuProcesses,
     Incident,
     IntervalInForce,
     L2Definition,
@@ -41,6 +43,8 @@ _CLOCK_EVENTS: Final = tuple(
     (r, r.removeprefix(CLOCK_EVENT_PREFIX)) for r in READINGS if r.startswith(CLOCK_EVENT_PREFIX)
 )
 _MAX_READING_GAP_NS: Final = 5 * NS
+MAX_PROCESSES_AGE_NS: Final = 6 * NS
+"""Three times the period at which they are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class GpuSnapshot:
     `intensities`: means over the gauge window, `recent_class_ns`: its time by class; empty where windows
     stopped. `leader`: whose windows are classified now, `truths`: from whose windows each quantity is counted now.
     `l2_miss_ratio`: missed by requested sectors over the gauge window, `l2_definition` what "missed" means.
-    `readings`: empty when stale.
+    `readings`: empty when stale. `processes`: None when stale, or where no list can be had or trusted.
     """
 
     gpu: Gpu
@@ -76,6 +80,7 @@ class GpuSnapshot:
     clock_event_ns: Mapping[str, int]
     rejected: Mapping[tuple[str, str], int]
     incidents: Mapping[Incident, int]
+    processes: tuple[GpuProcess, ...] | None
 
 
 class GpuTotals:
@@ -99,6 +104,7 @@ class GpuTotals:
         self._clock_event_ns: dict[str, int] = {}
         self._rejected: dict[tuple[str, str], int] = {}
         self._incidents: dict[Incident, int] = {}
+        self._processes = GpuProcesses(-MAX_PROCESSES_AGE_NS, gpu.uuid, None)
         self._xids: dict[tuple[int, str], int] = {}
         self._xid_wall_ns: dict[int, int] = {}
 
@@ -198,6 +204,14 @@ class GpuTotals:
             c2c=readings.values.get("c2c_limit_bytes_per_second"),
         )
 
+    def add_processes(self, processes: GpuProcesses) -> None:
+        """Replace the list of processes; more memory than is in use cannot be theirs alone, which is counted."""
+        self._processes = processes
+        used = self._fresh_readings(processes.time_ns).get("memory_used_bytes")
+        attributed = attributed_bytes(processes.processes)
+        if used is not None and attributed is not None and attributed > used:
+            self.add_rejected("memory_unattributed_bytes", "negative")
+
     def snapshot(self, now_ns: int) -> GpuSnapshot:
         """An immutable copy as of `now_ns`, with values that went stale left out."""
         recent = {
@@ -230,6 +244,7 @@ class GpuTotals:
             clock_event_ns=self._clock_event_ns.copy(),
             rejected=self._rejected.copy(),
             incidents=self._incidents.copy(),
+            processes=self._fresh_processes(now_ns),
         )
 
     def _l2_miss_ratio(self, mean: Mapping[str, float]) -> float | None:
@@ -278,6 +293,10 @@ class GpuTotals:
     def _fresh_readings(self, now_ns: int) -> Mapping[Reading, float]:
         return self._readings.values if self.has_fresh_readings(now_ns) else {}
 
+    def _fresh_processes(self, now_ns: int) -> tuple[GpuProcess, ...] | None:
+        is_fresh = now_ns - self._processes.time_ns <= MAX_PROCESSES_AGE_NS
+        return self._processes.processes if is_fresh else None
+
     def _never_back(self, values: Mapping[Reading, float]) -> Mapping[Reading, float]:
         return {r: self._rising[r].advance(v) if r in self._rising else v for r, v in values.items()}
 
@@ -289,3 +308,11 @@ class GpuTotals:
             active = values.get(reading)
             if active is not None:
                 self._clock_event_ns[reason] = self._clock_event_ns.get(reason, 0) + round(active * elapsed_ns)
+
+
+def attributed_bytes(processes: tuple[GpuProcess, ...] | None) -> int | None:
+    """Memory of all processes together, None where the driver does not tell that of each."""
+    if processes is None:
+        return None
+    known = [process.memory_bytes for process in processes if process.memory_bytes is not None]
+    return sum(known) if len(known) == len(processes) else None

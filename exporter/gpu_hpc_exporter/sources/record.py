@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import tempfile
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, get_args
+from typing import IO, Final, Self, get_args
 
 import msgspec
 
@@ -22,16 +23,22 @@ from gpu_hpc_exporter.model import (
     Event,
     Gpu,
     GpuFellOff,
+    GpuJobs,
+    GpuProcesses,
     Inventory,
+    Job,
+    JobsInForce,
     Readings,
     SourceName,
     Window,
 )
 from gpu_hpc_exporter.sources.recording import FORMAT, MAX_TEXT, HeaderLine, Line, PhaseLine, encode_event
 
+_RANDOM_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32,64}")
+
 
 class Recorder:
-    """A sink that writes `*.jsonl.gz`. Masks UUIDs and serial numbers, keeps models and versions.
+    """A sink that writes `*.jsonl.gz`. Masks UUIDs, pids and serial numbers, keeps models, versions and names of jobs.
 
     The file is written beside its name and renamed when whole, so a broken-off recording is never taken
     for one. The header, which comes first, tells what was recorded: it is written last, as a gzip member of its own.
@@ -105,9 +112,21 @@ class Recorder:
             self._sources.add(event.source)
         elif isinstance(event, Readings):
             self._sources.add("nvml")
+        if isinstance(event, JobsInForce):
+            return replace(event, gpus={self._mask(u): self._masked_jobs(jobs) for u, jobs in event.gpus.items()})
         if isinstance(event, Inventory | DriverError | GpuFellOff) or not event.uuid:
             return event
+        if isinstance(event, GpuProcesses) and event.processes is not None:
+            numbered = tuple(replace(process, pid=n) for n, process in enumerate(event.processes, 1))
+            event = replace(event, processes=numbered)
         return replace(event, uuid=self._mask(event.uuid))
+
+    def _masked_jobs(self, jobs: GpuJobs) -> GpuJobs:
+        return replace(jobs, jobs=tuple(replace(row, job=self._masked_job(row.job)) for row in jobs.jobs))
+
+    def _masked_job(self, job: Job) -> Job:
+        """The ids of pods and containers are nobody's business; names say what a recording is about."""
+        return replace(job, job_id=self._mask(job.job_id)) if _RANDOM_ID.fullmatch(job.job_id) else job
 
     def _masked_inventory(self, inventory: Inventory) -> Inventory:
         return replace(inventory, gpus=tuple(self._masked_gpu(gpu) for gpu in inventory.gpus))

@@ -1,8 +1,8 @@
 """The recording format: `*.jsonl.gz`, one JSON object a line, `"type"` first, `t` in seconds from the start.
 
-Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected`, `state` and `incident`. Values are
-in base units. A recording comes from somebody else's machine, so every line is checked against these types and
-every problem names file and line.
+Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected`, `state`, `incident`, `processes`
+and `job`. Values are in base units. A recording comes from somebody else's machine, so every line is checked against
+these types and every problem names file and line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from gpu_hpc_exporter.model import (
     Event,
     Gpu,
     GpuFellOff,
+    GpuJobs,
+    GpuProcess,
+    GpuProcesses,
     Incident,
     IntervalInForce,
     Inventory,
+    JobsInForce,
+    JobSource,
     L2Definition,
     Quantity,
     Reading,
@@ -46,6 +51,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """From the start of the recording; 30 years at most, so that nanoseconds stay exact integers."""
 MAX_WINDOW_S: Final = 60
 MAX_TEXT: Final = 400
+MAX_PROCESSES: Final = 65_536
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
@@ -126,14 +132,67 @@ class IncidentLine(msgspec.Struct, tag="incident", tag_field="type", frozen=True
     gpu: Text = ""
 
 
+class ProcessesLine(msgspec.Struct, tag="processes", tag_field="type", frozen=True):
+    """Every process on a GPU, null where no list can be trusted."""
+
+    t: Seconds
+    gpu: Text
+    processes: Annotated[list[GpuProcess], msgspec.Meta(max_length=MAX_PROCESSES)] | None
+
+
+class JobLine(msgspec.Struct, tag="job", tag_field="type", frozen=True, omit_defaults=True):
+    """Whose the GPUs are from `t` on, and how many seconds before that each source had told."""
+
+    t: Seconds
+    gpus: dict[Text, GpuJobs]
+    age: dict[JobSource, Seconds] = {}
+
+
 Line = (
-    HeaderLine | PhaseLine | InventoryLine | ReadingLine | WindowsRejectedLine | RejectedLine | StateLine | IncidentLine
+    HeaderLine
+    | PhaseLine
+    | InventoryLine
+    | ReadingLine
+    | WindowsRejectedLine
+    | RejectedLine
+    | StateLine
+    | IncidentLine
+    | ProcessesLine
+    | JobLine
+)
+
+
+_Measured = (
+    Inventory
+    | Window
+    | WindowsRejected
+    | ReadingRejected
+    | Readings
+    | StateChange
+    | IntervalInForce
+    | SamplingIncident
+    | XidError
+    | GpuFellOff
+    | DriverError
 )
 
 
 def encode_event(event: Event, start_ns: int) -> Line | None:
     """The line for an event, or None for what a recording does not keep."""
     seconds = max(0, (event.end_ns if isinstance(event, Window) else event.time_ns) - start_ns) / NS
+    if isinstance(event, GpuProcesses | JobsInForce):
+        return _encode_jobs(event, seconds)
+    return _encode_measured(event, seconds)
+
+
+def _encode_jobs(event: GpuProcesses | JobsInForce, seconds: float) -> Line:
+    if isinstance(event, GpuProcesses):
+        return ProcessesLine(seconds, event.uuid, None if event.processes is None else list(event.processes))
+    ages = {source: max(0, event.time_ns - told_ns) / NS for source, told_ns in event.told_ns.items()}
+    return JobLine(seconds, dict(event.gpus), ages)
+
+
+def _encode_measured(event: _Measured, seconds: float) -> Line | None:
     match event:
         case Window(uuid, source, _, duration_ns, values, late):
             return ReadingLine(seconds, uuid, source, {str(k): v for k, v in values.items()}, duration_ns / NS, late)
@@ -174,6 +233,33 @@ def _decode_reading(line: ReadingLine, time_ns: int) -> Readings | Window:
     return Window(line.gpu, line.source, time_ns, round(line.dt * NS), values, line.late)
 
 
+def _decode_processes(line: ProcessesLine, time_ns: int) -> GpuProcesses:
+    for process in line.processes or ():
+        _check_share(process.memory_bytes, process.sm_ratio)
+    return GpuProcesses(time_ns, line.gpu, None if line.processes is None else tuple(line.processes))
+
+
+def _decode_jobs(line: JobLine, time_ns: int) -> JobsInForce:
+    """A job without a name, or two with one, would be series that nobody can tell apart."""
+    for jobs in line.gpus.values():
+        names = [row.job.job for row in jobs.jobs]
+        if not all(names) or len(set(names)) < len(names):
+            raise msgspec.ValidationError("a GPU's jobs need names, each another one")
+        for row in jobs.jobs:
+            _check_share(row.memory_bytes, row.sm_ratio)
+            if row.processes < 0:
+                raise msgspec.ValidationError(f"processes = {row.processes}: negative")
+    told = {source: time_ns - round(age * NS) for source, age in line.age.items()}
+    return JobsInForce(time_ns, line.gpus, {}, told)
+
+
+def _check_share(memory_bytes: int | None, sm_ratio: float | None) -> None:
+    problem = None if memory_bytes is None else problem_of_reading("memory_used_bytes", memory_bytes)
+    problem = problem or (None if sm_ratio is None else problem_of_quantity("sm_active", sm_ratio))
+    if problem is not None:
+        raise msgspec.ValidationError(f"memory_bytes = {memory_bytes}, sm_ratio = {sm_ratio}: {problem}")
+
+
 def decode_line(line: Line, start_ns: int) -> tuple[Event, ...]:
     """The events of a line, () for header and phases. Raises msgspec.ValidationError for unknown names."""
     if isinstance(line, HeaderLine | PhaseLine):
@@ -195,3 +281,7 @@ def decode_line(line: Line, start_ns: int) -> tuple[Event, ...]:
             return (StateChange(time_ns, line.source, line.gpu, line.state, line.reason),)
         case IncidentLine():
             return (SamplingIncident(time_ns, line.gpu, line.incident),)
+        case ProcessesLine() | JobLine():
+            return (
+                _decode_processes(line, time_ns) if isinstance(line, ProcessesLine) else _decode_jobs(line, time_ns),
+            )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_hpc_exporter.model import CUMULATIVE_READINGS, NS, Event, Inventory, Reading, Readings, Window
+from gpu_hpc_exporter.model import CUMULATIVE_READINGS, NS, Event, Inventory, JobsInForce, Reading, Readings, Window
 from gpu_hpc_exporter.sources.recording import FORMAT, HeaderLine, Line, PhaseLine, decode_line
 from gpu_hpc_exporter.sources.values import RisingCounter
 
@@ -103,6 +103,9 @@ def loop(recording: Recording, start_ns: int) -> Iterator[Event]:
 def _shifted(event: Event, start_ns: int) -> Event:
     if isinstance(event, Window):
         return replace(event, end_ns=event.end_ns + start_ns)
+    if isinstance(event, JobsInForce):
+        told_ns = {source: told_ns + start_ns for source, told_ns in event.told_ns.items()}
+        return replace(event, time_ns=event.time_ns + start_ns, told_ns=told_ns)
     return replace(event, time_ns=event.time_ns + start_ns)
 
 

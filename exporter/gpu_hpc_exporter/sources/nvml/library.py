@@ -122,6 +122,14 @@ def find_library(driver_root: Path) -> bool:
     return False
 
 
+def find_function(name: str) -> Any:
+    """A function of the opened library as ctypes has it, None where the library lacks it."""
+    try:
+        return getattr(ctypes.CDLL(_LIBRARY), name, None)
+    except OSError:
+        return None
+
+
 def open_library(driver_root: Path) -> None:
     """Load and initialise NVML, or raise `DriverUnavailableError`."""
     find_library(driver_root)

@@ -1,0 +1,1 @@
+"""Whose GPU it is: from a process to a job, by pure functions over what sources have read."""

@@ -1,0 +1,224 @@
+"""From pids to jobs on this host: /proc, and what Kubernetes and Slurm tell, as the sampler of jobs wants them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
+from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
+from gpu_hpc_exporter.jobs.text import bounded
+from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job
+from gpu_hpc_exporter.samplers.jobs import Condition
+from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
+from gpu_hpc_exporter.sources.kubernetes.pod_folders import PodFolders
+from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
+from gpu_hpc_exporter.sources.procfs import PROC, PidView, pid_view
+from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
+from gpu_hpc_exporter.sources.slurm.source import SlurmView
+
+_ONLY_OWN: Final = "environments of other users' processes cannot be read: names that only stand there are missing"
+
+_MPS: Final = "nvidia-cuda-mps"
+"""What the kernel keeps of nvidia-cuda-mps-server."""
+
+
+class Kubernetes(Protocol):
+    """What asks kubelet and API server in the background."""
+
+    @property
+    def view(self) -> KubernetesLookups: ...
+
+    def poke(self, key: str) -> None: ...
+
+    def set_gpus(self, gpus: Iterable[Gpu], minors: Mapping[str, int]) -> None: ...
+
+
+class Slurm(Protocol):
+    """What reads the map directory and asks the controller in the background."""
+
+    @property
+    def view(self) -> SlurmView: ...
+
+    def use_gpus(self, gpus: tuple[Gpu, ...]) -> None: ...
+
+    def slurm_job(self, job_id: str) -> SlurmJob | None: ...
+
+    def slurm_job_of_sluid(self, sluid: str) -> SlurmJob | None: ...
+
+
+class HostLookups:
+    """Both sources' answers, and a version of them that changes when an answer may."""
+
+    def __init__(self, kubernetes: Kubernetes | None, slurm: Slurm | None, folders: PodFolders | None = None) -> None:
+        self.kubernetes = kubernetes
+        self.slurm = slurm
+        self._folders = folders if folders is not None else PodFolders()
+        self._pods: tuple[object, ...] = ()
+        self._pods_version = 0
+
+    def version(self) -> tuple[int, int]:
+        """Kubernetes' view is made anew with each answer, mostly the same: only other pods are another version."""
+        if self.kubernetes is not None:
+            view = self.kubernetes.view
+            self._folders.refresh()
+            pods = (view.pods, view.pods_by_name, view.container_names, self._folders.pods)
+            self._pods_version += pods != self._pods
+            self._pods = pods
+        return self._pods_version, self.slurm.view.version if self.slurm is not None else 0
+
+    def pod(self, uid: str) -> Pod | None:
+        """From memory; the kubelet is asked at once about a pod that the API server has not told of."""
+        if self.kubernetes is None:
+            return None
+        pod = self.kubernetes.view.pod(uid)
+        if pod is None:
+            self.kubernetes.poke(uid)
+        return pod or self._folders.pods.get(uid)
+
+    def pod_of(self, namespace: str, name: str) -> Pod | None:
+        """The pod that has this name now."""
+        return self.kubernetes.view.pod_of(namespace, name) if self.kubernetes is not None else None
+
+    def container_name(self, container_id: str) -> str:
+        """Name of a container by id."""
+        return self.kubernetes.view.container_name(container_id) if self.kubernetes is not None else ""
+
+    def slurm_job(self, job_id: str) -> SlurmJob | None:
+        """A job by id."""
+        return self.slurm.slurm_job(job_id) if self.slurm is not None else None
+
+    def slurm_job_of_sluid(self, sluid: str) -> SlurmJob | None:
+        """A job by SLUID."""
+        return self.slurm.slurm_job_of_sluid(sluid) if self.slurm is not None else None
+
+
+class HostProcesses:
+    """Jobs of this host's processes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        lookups: HostLookups,
+        root: Path = PROC,
+        view: PidView | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`view`: whether the driver's pids are those of `root`; looked at once if it is not given."""
+        self._view = pid_view(root) if view is None else view
+        self._files = ProcessFiles(root, settings.variables, settings.user_name)
+        self._identities = Identities(settings)
+        self._lookups = lookups
+        self._clock = clock
+        self._missing: frozenset[int] = frozenset()
+        self._was_denied = False
+        self._told_ns: int | None = None
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether the driver's pids can be looked up here."""
+        return self._view.lookup
+
+    def jobs_of(self, pids: Collection[int], listed_ns: int) -> Mapping[int, Job | None]:
+        """A process that /proc lacks has ended since it was listed, unless it is listed and lacking again."""
+        # /proc counts from the boot, sleep included.
+        since_boot_ns = listed_ns + time.clock_gettime_ns(time.CLOCK_BOOTTIME) - self._clock()
+        evidence = self._files.refresh(pids, since_boot_ns)
+        found = self._identities.refresh(evidence, self._lookups, self._lookups.version())
+        self._was_denied = self._was_denied or self._files.denied > 0
+        self._told_ns = self._clock()
+        servers = _mps_servers(evidence)
+        jobs: dict[int, Job | None] = {pid: one.job for pid, one in found.items() if pid not in servers}
+        missing = frozenset(pid for pid in pids if pid not in found)
+        jobs |= dict.fromkeys(missing & self._missing)
+        self._missing = missing
+        return jobs
+
+    def unknown_cgroups(self) -> Mapping[str, int]:
+        """By form, from the start."""
+        return self._identities.unknown_forms
+
+    def condition(self) -> Condition:
+        """`no_permission` where something cannot be seen that a more privileged exporter would see."""
+        if not self._view.lookup:
+            return Condition("procfs", "unsupported", self._view.reason)
+        reason = self._view.reason or (_ONLY_OWN if self._was_denied else "")
+        return Condition("procfs", "no_permission" if reason else "active", reason, self._told_ns)
+
+
+def _mps_servers(evidence: Mapping[int, Evidence]) -> set[int]:
+    """MPS's servers, which work for clients of the same user that are listed themselves: no job of their own."""
+    servers = {pid for pid, told in evidence.items() if told.comm.startswith(_MPS)}
+    if not servers:
+        return servers
+    clients = {told.uid for pid, told in evidence.items() if pid not in servers}
+    return {pid for pid in servers if evidence[pid].uid in clients}
+
+
+class SlurmHolders:
+    """Jobs that hold GPUs, by the map directory."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+
+    def use_gpus(self, gpus: tuple[Gpu, ...]) -> None:
+        """The GPUs that files may name."""
+        self._slurm.use_gpus(gpus)
+
+    def holders_of(self, uuid: str) -> tuple[Job, ...]:
+        """Named as a process of theirs would be."""
+        return tuple(_slurm_holder(job) for job in self._slurm.view.holders.get(uuid, ()))
+
+    def condition(self) -> Condition | None:
+        """None where nothing of Slurm is configured."""
+        view = self._slurm.view
+        return None if view.state is None else Condition("slurm", view.state, view.reason, view.told_ns)
+
+
+def _slurm_holder(job: SlurmJob) -> Job:
+    return Job(bounded(job.name) or f"slurm-{job.job_id}", job.job_id, job.kind, bounded(job.user), source="slurm")
+
+
+class KubernetesHolders:
+    """Pods that hold GPUs, by the kubelet."""
+
+    def __init__(self, kubernetes: Kubernetes, lookups: HostLookups, settings: Settings, procfs: Path = PROC) -> None:
+        self._kubernetes = kubernetes
+        self._lookups = lookups
+        self._settings = settings
+        self._procfs = procfs
+
+    def use_gpus(self, gpus: tuple[Gpu, ...]) -> None:
+        """The GPUs that device plugins may name."""
+        self._kubernetes.set_gpus(gpus, read_minors(self._procfs))
+
+    def holders_of(self, uuid: str) -> tuple[Job, ...]:
+        """Named as a process of theirs would be."""
+        return tuple(self._holder(allocation) for allocation in self._kubernetes.view.allocations_of(uuid))
+
+    def _holder(self, allocation: Allocation) -> Job:
+        pod = self._lookups.pod(allocation.pod_uid) if allocation.pod_uid else None
+        if pod is None:
+            return Job(
+                bounded(allocation.pod),
+                allocation.pod_uid,
+                namespace=allocation.namespace,
+                pod=allocation.pod,
+                container=allocation.container,
+                source="kubernetes",
+            )
+        # A process that is nowhere but in the pod has all that the pod tells, and no more.
+        nobody = Evidence(0, 0, cgroup=f"0::/kubepods/pod{pod.uid}")
+        job = identify(nobody, self._lookups, self._settings).job
+        return replace(job or Job(pod.name, source="kubernetes"), container=allocation.container)
+
+    def condition(self) -> Condition | None:
+        """The kubelet's; that of the API server is in the log."""
+        told = self._kubernetes.view.parts.get("kubelet")
+        if told is None:
+            return None
+        told_ns = None if told.told_s is None else round(told.told_s * NS)
+        return Condition("kubelet", told.state, told.reason, told_ns)

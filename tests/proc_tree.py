@@ -1,0 +1,42 @@
+"""A copy of a /proc with processes of the test's own making."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class ProcTree:
+    """A folder that looks like a host's /proc. Processes are as root's unless they are told otherwise."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.add(1, comm=b"systemd", cgroup="0::/init.scope\n")
+
+    def add(
+        self,
+        pid: int,
+        *,
+        comm: bytes = b"python",
+        cgroup: str = "0::/user.slice/user-1000.slice/session-3.scope\n",
+        environ: Mapping[str, str] = {},
+        uid: int = 1000,
+        start_ticks: int = 100,
+        command: bytes = b"python\0train.py\0",
+    ) -> None:
+        """A process, or another one in its place."""
+        folder = self.root / str(pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        fields = " ".join(["S", "1", *["0"] * 17, str(start_ticks), *["0"] * 30])
+        (folder / "stat").write_bytes(f"{pid} (".encode() + comm + f") {fields}\n".encode())
+        (folder / "comm").write_bytes(comm + b"\n")
+        (folder / "status").write_text(f"Name:\tx\nPid:\t{pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}\n")
+        (folder / "cmdline").write_bytes(command)
+        (folder / "cgroup").write_text(cgroup)
+        (folder / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in environ.items()))
+
+    def remove(self, *pids: int) -> None:
+        """Processes that have ended."""
+        for pid in pids:
+            shutil.rmtree(self.root / str(pid))

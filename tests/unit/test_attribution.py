@@ -1,0 +1,70 @@
+"""Processes and allocations become one row for each (GPU, job)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_hpc_exporter.jobs.attribution import MAX_ROWS, attribute
+from gpu_hpc_exporter.model import GpuJobs, Job, JobOnGpu
+
+BERT = Job("bert", "123", "batch", "ann", rank="0", source="slurm")
+POD = Job("web", "11111111-2222-3333-4444-555555555555", "service", "", "x", "web-0", "main", "", "kubernetes")
+GIB = 1 << 30
+
+
+def names(jobs: GpuJobs) -> list[str]:
+    """The rows' names."""
+    return [row.job.job for row in jobs.jobs]
+
+
+def test_ranks_of_one_job_are_one_row() -> None:
+    """Sums, and no rank, since several have none."""
+    ranks = [JobOnGpu(replace(BERT, rank=str(n)), 1, GIB, 0.25) for n in range(3)]
+    assert attribute(ranks, []) == GpuJobs((JobOnGpu(replace(BERT, rank=""), 3, 3 * GIB, 0.75),), 1)
+    assert attribute(ranks[:1], []).jobs[0].job.rank == "0"
+
+
+def test_what_one_process_does_not_tell_is_absent() -> None:
+    """A sum over some of the processes would be too little; a process that did not run has no share."""
+    shares = [JobOnGpu(BERT, 1, GIB, 0.25), JobOnGpu(BERT, 1, None, None)]
+    (row,) = attribute(shares, []).jobs
+    assert (row.processes, row.memory_bytes, row.sm_ratio) == (2, None, 0.25)
+    (row,) = attribute([JobOnGpu(BERT, 1, 1, 0.9), JobOnGpu(BERT, 1, 1, 0.9)], []).jobs
+    assert row.sm_ratio is None
+
+
+def test_g07_a_job_that_holds_the_gpu_is_there_without_a_process() -> None:
+    """G07: and only once where it has processes, however these are named."""
+    assert attribute([], [BERT]) == GpuJobs((JobOnGpu(BERT),), 1)
+    assert attribute([JobOnGpu(BERT, 1)], [replace(BERT, rank="")]).jobs == (JobOnGpu(BERT, 1),)
+    renamed = replace(POD, job="by a rule", job_id="", source="rule")
+    assert names(attribute([JobOnGpu(renamed, 1)], [POD])) == ["by a rule"]
+    assert names(attribute([JobOnGpu(BERT, 1)], [POD])) == ["bert", "web"]
+
+
+def test_g04_a_holder_may_be_the_job_whose_sluid_nobody_can_resolve() -> None:
+    """G04: two rows for one job would make the GPU look shared."""
+    sluid = replace(BERT, job="slurm-s0EXAMPLE0SLU00", job_id="sluid:s0EXAMPLE0SLU00")
+    assert names(attribute([JobOnGpu(sluid, 1)], [BERT])) == ["slurm-s0EXAMPLE0SLU00"]
+    assert names(attribute([JobOnGpu(sluid, 1)], [POD])) == ["slurm-s0EXAMPLE0SLU00", "web"]
+
+
+def test_h03_namesakes_are_one_row_and_count_as_they_are() -> None:
+    """H03: what they tell differently is empty, so that nobody is told a wrong job's id."""
+    jobs = attribute([JobOnGpu(BERT, 1, 1), JobOnGpu(replace(BERT, job_id="124"), 1, 1)], [])
+    assert jobs == GpuJobs((JobOnGpu(replace(BERT, job_id=""), 2, 2),), 2)
+    elsewhere = replace(POD, namespace="y", job_id="u")
+    assert attribute([JobOnGpu(POD, 1), JobOnGpu(elsewhere, 1)], []).count == 2
+    workers = [JobOnGpu(replace(POD, pod=f"web-{n}", job_id=f"u{n}"), 1) for n in range(2)]
+    assert attribute(workers, []) == GpuJobs((JobOnGpu(replace(POD, pod="", job_id=""), 2),), 1)
+
+
+def test_the_smallest_of_many_jobs_are_one_row() -> None:
+    """I06: at most 16 rows; a real job of that name is among the others."""
+    shares = [JobOnGpu(Job(f"j{n:02}"), 1, n + 1) for n in range(40)]
+    shares.append(JobOnGpu(Job("other"), 1, 10**9))
+    jobs = attribute(shares, [])
+    assert (len(jobs.jobs), jobs.count) == (MAX_ROWS, 41)
+    assert names(jobs) == [*(f"j{n:02}" for n in range(25, 40)), "other"]
+    assert jobs.jobs[-1].processes == 26
+    assert jobs.jobs[-1].memory_bytes == 10**9 + sum(range(1, 26))
