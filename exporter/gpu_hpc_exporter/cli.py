@@ -32,11 +32,14 @@ from gpu_hpc_exporter.config import (
     parse_telemetry_path,
 )
 from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, Source
+from gpu_hpc_exporter.identify import add_identify, run_identify
 from gpu_hpc_exporter.logs import configure_logging
+from gpu_hpc_exporter.samplers.job_parts import JobParts
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
 from gpu_hpc_exporter.samplers.watch import CallWatches
 from gpu_hpc_exporter.sources.kmsg import DEFAULT_PATH as KMSG
+from gpu_hpc_exporter.sources.procfs import PROC
 from gpu_hpc_exporter.sources.record import Recorder, read_marks
 from gpu_hpc_exporter.sources.replay import Recording, RecordingError
 
@@ -53,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(arguments)
     configure_logging(flags.log_level, flags.log_format)
     try:
+        if flags.command == "identify":
+            return run_identify(flags)
         if flags.command == "record":
             return record(flags)
         if flags.command in _CONTROLS:
@@ -121,10 +126,12 @@ def record(flags: argparse.Namespace) -> int:
         raise ConfigError(f"{flags.file}: expected a file in a folder that exists")
     with Recorder(flags.file) as recorder:
         interval_ns = round(config.sampling_interval_ms * 1e6)
-        pm = PmSampler(recorder, config.pm_sampling, interval_ns)
+        jobs = JobParts(recorder, config.jobs, flags.path_procfs)
+        pm = PmSampler(jobs.sampler, config.pm_sampling, interval_ns)
         nvml = NvmlSampler(pm, interval_ns, flags.path_driver_root, CallWatches(), pm.has_finer_windows)
         # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        jobs.start()
         pm.start()
         nvml.start()
         try:
@@ -134,6 +141,7 @@ def record(flags: argparse.Namespace) -> int:
         finally:
             pm.stop()
             nvml.stop()
+            jobs.stop()
         if not recorder.windows:
             raise RecordingError(f"{flags.file}: no window was recorded: see the log above for why")
     log.info("recorded %d windows to %s", recorder.windows, flags.file)
@@ -174,7 +182,7 @@ def _source(flags: argparse.Namespace) -> Source:
         return ReplaySource(recording, flags.replay_speed or 1.0)
     if flags.replay_file or flags.replay_speed:
         raise ConfigError("--replay.file and --replay.speed go with --source=replay")
-    return HardwareSource(flags.path_driver_root, flags.path_kmsg)
+    return HardwareSource(flags.path_driver_root, flags.path_kmsg, flags.path_procfs)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -225,6 +233,14 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         help=f"where to look for the driver's library if the loader lacks it (default: {DEFAULT_DRIVER_ROOT})",
     )
     parser.add_argument(
+        "--path.procfs",
+        dest="path_procfs",
+        type=Path,
+        default=PROC,
+        metavar="DIR",
+        help=f"the host's /proc, where processes and their cgroups are looked up (default: {PROC})",
+    )
+    parser.add_argument(
         "--path.kmsg",
         dest="path_kmsg",
         type=Path,
@@ -269,6 +285,7 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
+    add_identify(commands)
     recorder = commands.add_parser(
         "record", help="record this machine's GPUs", description="Record this machine's GPUs, identifiers masked."
     )

@@ -152,7 +152,10 @@ class Jobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     rules: tuple[JobRule, ...] = ()
-    environment: tuple[str, ...] = ("JOB_NAME", "WANDB_NAME")
+    environment: tuple[str, ...] = (
+        *("JOB_NAME", "WANDB_NAME"),
+        *("KUBEFLOW_JOB_NAME", "KUBEFLOW_RUN_NAME", "RAY_JOB_NAME", "RAY_CLUSTER_NAME"),
+    )
     kubernetes: Kubernetes = Kubernetes()
     slurm: Slurm = Slurm()
 

@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol
 from gpu_hpc_exporter.config import Config, ConfigError
 from gpu_hpc_exporter.model import NS, SourceName
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.job_parts import JobParts
 from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
 from gpu_hpc_exporter.samplers.nvml import RELEASED, NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
@@ -79,11 +80,12 @@ class Source(Protocol):
 
 
 class HardwareSource:
-    """This machine's GPUs: NVML, PM sampling, and the kernel log for what NVML does not tell."""
+    """This machine's GPUs: NVML, PM sampling, whose they are, and the kernel log for what NVML does not tell."""
 
-    def __init__(self, driver_root: Path, kmsg: Path) -> None:
+    def __init__(self, driver_root: Path, kmsg: Path, procfs: Path) -> None:
         self._driver_root = driver_root
         self._kmsg = kmsg
+        self._procfs = procfs
         self._watches = CallWatches()
         self._paused = _Span()
         self._released = _Span()
@@ -96,16 +98,25 @@ class HardwareSource:
         return self._fleet
 
     def start(self, config: Config) -> None:
-        """Start the threads: PM sampling learns of the GPUs from the events that NVML's send through it."""
+        """Start the threads. Jobs and PM sampling learn of the GPUs from the events that NVML's send through them.
+
+        Raises ConfigError for a rule for jobs that cannot be used.
+        """
         KernelLogSampler(self._fleet, self._kmsg).start()
         interval_ns = round(config.sampling_interval_ms * 1e6)
-        self._pm = PmSampler(self._fleet, config.pm_sampling, interval_ns)
+        self._jobs = JobParts(self._fleet, config.jobs, self._procfs)
+        self._pm = PmSampler(self._jobs.sampler, config.pm_sampling, interval_ns)
         self._nvml = NvmlSampler(self._pm, interval_ns, self._driver_root, self._watches, self._pm.has_finer_windows)
+        self._jobs.start()
         self._pm.start()
         self._nvml.start()
 
     def apply(self, config: Config) -> str:
         """Sample at another interval, from the next session of the same samplers on."""
+        try:
+            self._jobs.apply(config.jobs)
+        except ConfigError as problem:
+            return str(problem)
         interval_ns = round(config.sampling_interval_ms * 1e6)
         self._pm.apply(config.pm_sampling, interval_ns)
         self._nvml.change_interval(interval_ns)
@@ -154,9 +165,9 @@ class HardwareSource:
         self._pm.pause(last, reason)
 
     def stop(self) -> bool:
-        """Stop PM sampling, then NVML; the kernel log's thread sleeps in a read and holds nothing."""
-        pm_ended = self._pm.stop()
-        return self._nvml.stop() and pm_ended
+        """Stop PM sampling, then the others; the kernel log's thread sleeps in a read and holds nothing."""
+        ended = [self._pm.stop(), self._nvml.stop(), self._jobs.stop()]
+        return all(ended)
 
 
 def _still_open(files: set[str]) -> str:

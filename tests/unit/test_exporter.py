@@ -335,6 +335,11 @@ class Sampler:
         self.told: list[tuple[str, float, str]] = []
         self.problem = ""
 
+    @property
+    def sampler(self) -> Sampler:
+        """Of the parts that jobs take."""
+        return self
+
     @staticmethod
     def has_finer_windows(_: str) -> bool:
         """PM sampling's."""
@@ -374,8 +379,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 def hardware(held: dict[str, set[str]], monkeypatch: pytest.MonkeyPatch) -> tuple[HardwareSource, Sampler]:
     """A source that was started with a stand-in for all its samplers."""
     assert not any(held.values())
-    source, sampler = HardwareSource(Path("/nowhere"), Path("/nowhere")), Sampler()
-    for name in ("KernelLogSampler", "NvmlSampler", "PmSampler"):
+    source, sampler = HardwareSource(Path("/nowhere"), Path("/nowhere"), Path("/nowhere")), Sampler()
+    for name in ("KernelLogSampler", "NvmlSampler", "PmSampler", "JobParts"):
         monkeypatch.setattr(exporter_module, name, lambda *_: sampler)
     source.fleet(Config())
     source.start(Config())
