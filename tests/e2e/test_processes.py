@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from e2e.machine import Start, uuid_of
 from fake_nvml import Scenario, build
 
 GIB = 1 << 30
@@ -171,6 +172,16 @@ def test_a_driver_with_older_functions_only(tmp_path: Path) -> None:
     kinds = ("Compute", "Graphics", "MPSCompute")
     old = build(tmp_path / "old", missing=[f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in kinds])
     assert read(tmp_path, old, f"device 0\n{THREE}").processes == [(4100 + n, n * GIB, None) for n in (1, 2, 3)]
+
+
+def test_a_list_that_never_comes_is_named_and_costs_its_gpu_only(start: Start) -> None:
+    """A10: the call that hangs is told by its name; the other GPU goes on."""
+    hang = "fault nvmlDeviceGetComputeRunningProcesses_v3 device 0 hang\n"
+    machine = start(f"device 0\ndevice 1\nprocess 1 pid 7\n{hang}")
+    samples = machine.exporter.wait_for(lambda s: bool(s.all("gpu_hpc_driver_call_hung_seconds")))
+    assert samples.one("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(0), call="compute processes") > 3
+    assert samples.one("gpu_hpc_gpu_processes", uuid=uuid_of(1)) == 1
+    assert machine.exporter.stop() == 0
 
 
 def test_the_cost_beside_the_drivers_own(tmp_path: Path, library: Path) -> None:
