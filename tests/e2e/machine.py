@@ -16,6 +16,7 @@ from fake_nvml import Scenario
 IDENTITY = frozenset(
     {
         "gpu_hpc_gpu_info",
+        "gpu_hpc_job_info",  # somebody may hold a GPU that is lost
         "gpu_hpc_gpu_lost",
         "gpu_hpc_source_state",
         "gpu_hpc_source_state_info",
