@@ -41,6 +41,9 @@ CLASSES = {"gemm": "compute_bound", "copy": "dram_bound", "h2d": "pcie_bound", "
 @pytest.fixture(scope="module")
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporter]:
     with run_exporter(tmp_path_factory.mktemp("exporter")) as running:
+        running.wait_for(
+            lambda s: s.get("gpu_hpc_source_state", gpu="0", source="pm_sampling", state="active") == 1, timeout=60
+        )
         yield running
 
 
@@ -52,7 +55,7 @@ def phases(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> dict
     marks.touch()
     found: dict[str, tuple[Samples, Samples, float]] = {}
     command = [sys.executable, str(WORKLOAD), "--seconds", str(PHASE_SECONDS)]
-    command += ["--marks", str(marks), "--counts", str(counts), "--phases", "idle", "gemm", "copy", "h2d"]
+    command += ["--marks", str(marks), "--counts", str(counts), "--phases", "idle", "gemm", "copy", "h2d", "l2_copy"]
     workload = subprocess.Popen(command)
     seen = 0
     while workload.poll() is None:
@@ -69,7 +72,7 @@ def phases(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> dict
     assert workload.returncode == 0
     for line in counts.read_text().splitlines():
         count = json.loads(line)
-        moved = sum(value for key, value in count.items() if key.endswith("_bytes"))
+        moved = sum(value for key, value in count.items() if key.endswith("_bytes") and key != "l2_bytes")
         early, late, _ = found[count["phase"]]
         found[count["phase"]] = (early, late, moved / (count["end"] - count["begin"]))
     return found
@@ -119,11 +122,30 @@ def test_class_of_the_phase(phases: dict[str, tuple[Samples, Samples, float]], p
     assert grown >= 0.95 * growth(before, after, "gpu_hpc_observed_seconds_total")
 
 
-def test_no_window_is_lost(phases: dict[str, tuple[Samples, Samples, float]], exporter: Exporter) -> None:
+@pytest.mark.parametrize("source", ["gpm", "pm_sampling"])
+def test_no_window_is_lost(phases: dict[str, tuple[Samples, Samples, float]], exporter: Exporter, source: str) -> None:
     """Windows follow each other without a gap under load."""
     assert phases
     samples = exporter.scrape()
-    assert samples.one("gpu_hpc_windows_total", gpu="0", result="lost") == 0
-    assert samples.one("gpu_hpc_windows_total", gpu="0", result="rejected") == 0
-    late = samples.one("gpu_hpc_windows_total", gpu="0", result="late")
-    assert late <= 0.02 * samples.one("gpu_hpc_windows_total", gpu="0", result="valid")
+    counts = {
+        result: samples.one("gpu_hpc_windows_total", gpu="0", source=source, result=result)
+        for result in ("valid", "late", "lost", "rejected")
+    }
+    assert (counts["lost"], counts["rejected"]) == (0, 0)
+    assert counts["late"] <= 0.02 * counts["valid"]
+
+
+def test_dram_bytes_are_the_copys_own_count(phases: dict[str, tuple[Samples, Samples, float]]) -> None:
+    """Read and written together, within 1 % of what the copy counted itself."""
+    before, after, own = phases["copy"]
+    moved = sum(growth(before, after, f"gpu_hpc_dram_{way}_bytes_total") for way in ("read", "written"))
+    observed = after.one("gpu_hpc_source_observed_seconds_total", gpu="0", source="pm_sampling")
+    observed -= before.one("gpu_hpc_source_observed_seconds_total", gpu="0", source="pm_sampling")
+    assert moved / observed == pytest.approx(own, rel=0.01)
+
+
+@pytest.mark.parametrize(("phase", "low", "high"), [("copy", 0.95, 1.0), ("l2_copy", 0.0, 0.05), ("gemm", 0.0, 0.35)])
+def test_l2_miss_rate(phases: dict[str, tuple[Samples, Samples, float]], phase: str, low: float, high: float) -> None:
+    """A copy that fits nowhere misses always, one that fits into L2 never, a matrix product now and then."""
+    _, late, _ = phases[phase]
+    assert low <= late.one("gpu_hpc_l2_cache_miss_rate", gpu="0") <= high
