@@ -48,7 +48,7 @@ from gpu_hpc_exporter.sources.profilers import ProfilerWatch
 
 log = logging.getLogger(__name__)
 
-_POLL_S: Final = 0.3
+_POLL_S: Final = 0.2
 """How often to look for profilers and requests: from its start to its first kernel ncu takes 0.6 s, of which the
 helper's end needs 0.12."""
 _NOTHING_TO_DO_S: Final = 60.0
