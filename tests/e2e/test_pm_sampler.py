@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -107,9 +107,10 @@ def helpers() -> list[int]:
     found = []
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if stat[0] != "Z" and "gpu_hpc_exporter.pm_helper" in Path(f"/proc/{pid}/cmdline").read_text():
-                found.append(int(pid))
+            with suppress(ProcessLookupError, FileNotFoundError):  # it ends while it is looked at
+                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if stat[0] != "Z" and "gpu_hpc_exporter.pm_helper" in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.append(int(pid))
     return found
 
 
