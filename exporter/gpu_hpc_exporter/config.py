@@ -24,6 +24,7 @@ RULE_GROUPS: Final = ("job", "job_id", "kind", "user", "namespace", "pod", "cont
 """Named groups that a rule's regular expressions may have."""
 
 _MAX_PROBLEM: Final = 400
+_MAX_FILE: Final = 1 << 20
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -163,7 +164,8 @@ class Jobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The configuration file.
 
-    sampling_interval_ms: length of the sampling windows; GPM's stay at 100 when it is shorter.
+    sampling_interval_ms: length of the sampling windows, at most 4000, since readings go on their beat and count as
+        stale after 5 s; GPM's stay at 100 when it is shorter, PM sampling's when it is longer.
     gauge_window_seconds: span over which gauges are means.
     expected_gpus: GPUs that this node should have; by default the most ever seen.
     exit_after_lost_minutes: end with status 3 once access to all GPUs has been lost for so long, so that an
@@ -171,7 +173,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     series_limit: most samples in an exposition; families above it are left out and counted.
     """
 
-    sampling_interval_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100
+    sampling_interval_ms: Annotated[float, msgspec.Meta(ge=1, le=4_000)] = 100
     gauge_window_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 15
     expected_gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | None = None
     exit_after_lost_minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -192,7 +194,11 @@ def load_config(path: Path) -> Config:
         # A FIFO or a device could block for ever, and with it every later reload.
         raise ConfigError(f"{path}: is no regular file")
     try:
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE + 1)
+        if len(content) > _MAX_FILE:
+            raise ConfigError(f"{path}: longer than {_MAX_FILE >> 20} MiB: this is no configuration")
+        text = content.decode("utf-8")
         # Scalars stay text, which msgspec converts as the types say: no YAML surprises such as dates or octals.
         tree = yaml.compose(text, Loader=yaml.BaseLoader)
         data = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  constructs only text, lists and mappings
@@ -210,6 +216,7 @@ def load_config(path: Path) -> Config:
             f"{path}: line 1: expected lines `key: value`; known keys: {', '.join(Config.__struct_fields__)}"
         )
     _refuse_duplicates(path, tree)
+    _refuse_unusable_text(path, tree)
     try:
         return msgspec.convert({} if tree is None else _without_empty(data), Config, strict=False)
     except msgspec.ValidationError as error:
@@ -221,6 +228,21 @@ def _without_empty(data: object) -> object:
     if not isinstance(data, dict):
         return data
     return {key: _without_empty(value) for key, value in data.items() if value != ""}
+
+
+def _refuse_unusable_text(path: Path, node: yaml.Node | None) -> None:
+    """Escapes can write what no path, name or label can hold: NUL, and halves of surrogate pairs."""
+    if isinstance(node, yaml.ScalarNode):
+        if "\0" in node.value or any("\ud800" <= character <= "\udfff" for character in node.value):
+            line = node.start_mark.line + 1
+            raise ConfigError(f"{path}: line {line}: text with a NUL or half a surrogate pair cannot be used")
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_unusable_text(path, item)
+    elif isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            _refuse_unusable_text(path, name)
+            _refuse_unusable_text(path, value)
 
 
 def _refuse_duplicates(path: Path, node: yaml.Node | None) -> None:

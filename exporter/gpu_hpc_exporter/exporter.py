@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 LOST_STATUS: Final = 3
 """Exit status after `exit_after_lost_minutes`."""
 _STOP_PATIENCE_S: Final = 0.5
+_MAX_PROBLEM: Final = 400
 _CONTROL_PATIENCE_S: Final = 5.0
 _LOST_CHECK_S: Final = 1.0
 _IDLE_CHECK_S: Final = 10.0
@@ -323,10 +324,12 @@ class Exporter:
         with self._lock:
             try:
                 config = self._load()
+                problem = self._source.apply(config)
             except ConfigError as error:
                 problem = str(error)
-            else:
-                problem = self._source.apply(config)
+            except Exception as error:
+                log.exception("the configuration cannot be applied")
+                problem = f"internal error: {error!r}"[:_MAX_PROBLEM]
             if problem:
                 log.error("the configuration stays as it was: %s", problem)
                 self._settings = replace(self._settings, reload_succeeded=False)

@@ -560,3 +560,13 @@ def test_a_release_is_no_loss(file: File, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_recording_has_windows(recording: Recording) -> None:
     """The tests above rest on one window a second."""
     assert sum(isinstance(event, Window) for event in recording.events) == 10
+
+
+def test_a_reload_that_breaks_is_told_too(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody foresaw is an answer and a series like any other refusal, not a 500 without a reason."""
+    source = HandFed()
+    exporter = Exporter(file.load, source)
+    with started(exporter):
+        monkeypatch.setattr(source, "apply", lambda _: [].pop())
+        assert reload(exporter) == "internal error: IndexError('pop from empty list')"
+        assert not exporter.settings().reload_succeeded

@@ -94,7 +94,7 @@ _JOB = st.builds(Job, st.text(min_size=1, max_size=40), _TEXT, st.sampled_from(g
 _ROWS = st.lists(
     st.builds(JobOnGpu, _JOB, st.integers(0, 99), _MEMORY, _SHARE), max_size=3, unique_by=lambda row: row.job.job
 )
-_GPU_JOBS = st.builds(GpuJobs, _ROWS.map(tuple), st.integers(0, 99))
+_GPU_JOBS = st.builds(lambda rows, more: GpuJobs(tuple(rows), len(rows) + more), _ROWS, st.integers(0, 99))
 _EVENTS = st.one_of(
     st.builds(Inventory, _TIME, st.lists(_GPU, max_size=3).map(tuple), st.builds(Driver, _TEXT, _TEXT, _TEXT)),
     st.builds(Window, _UUID, _WINDOW_SOURCE, _TIME, st.integers(1, 60 * NS), _QUANTITY_VALUES, st.booleans()),

@@ -51,6 +51,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """From the start of the recording; 30 years at most, so that nanoseconds stay exact integers."""
 MAX_WINDOW_S: Final = 60
 MAX_TEXT: Final = 400
+_MAX_JOBS: Final = 4096
 MAX_PROCESSES: Final = 65_536
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
@@ -245,6 +246,8 @@ def _decode_jobs(line: JobLine, time_ns: int) -> JobsInForce:
         names = [row.job.job for row in jobs.jobs]
         if not all(names) or len(set(names)) < len(names):
             raise msgspec.ValidationError("a GPU's jobs need names, each another one")
+        if not len(names) <= jobs.count <= _MAX_JOBS:
+            raise msgspec.ValidationError(f"count = {jobs.count}: expected {len(names)} to {_MAX_JOBS}")
         for row in jobs.jobs:
             _check_share(row.memory_bytes, row.sm_ratio)
             if row.processes < 0:
