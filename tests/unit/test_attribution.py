@@ -68,3 +68,28 @@ def test_the_smallest_of_many_jobs_are_one_row() -> None:
     assert names(jobs) == [*(f"j{n:02}" for n in range(25, 40)), "other"]
     assert jobs.jobs[-1].processes == 26
     assert jobs.jobs[-1].memory_bytes == 10**9 + sum(range(1, 26))
+
+
+def test_h03_a_name_of_ones_own_takes_nothing_from_a_namesake() -> None:
+    """H03: whoever calls itself like somebody's job is another job, with its user before the name."""
+    forged = Job("bert", "", "", "bob", source="environ")
+    jobs = attribute([JobOnGpu(BERT, 1, GIB), JobOnGpu(forged, 1, 9 * GIB)], [])
+    assert jobs == GpuJobs((JobOnGpu(BERT, 1, GIB), JobOnGpu(replace(forged, job="bob/bert"), 1, 9 * GIB)), 2)
+    assert names(attribute([JobOnGpu(forged, 1)], [BERT])) == ["bert", "bob/bert"]
+    assert names(attribute([JobOnGpu(replace(forged, job_id="123"), 1)], [BERT])) == ["bert", "bob/bert"]
+    both = attribute([JobOnGpu(replace(forged, user=user), 1, 1) for user in ("ann", "bob")], [])
+    assert (names(both), both.count) == (["ann/bert", "bob/bert"], 2)
+    containers = [Job("bert", c * 64, container=c * 12, source="environ") for c in "ab"]
+    assert names(attribute([JobOnGpu(job, 1) for job in containers], [])) == ["aaaaaaaaaaaa/bert", "bbbbbbbbbbbb/bert"]
+
+
+def test_h03_what_is_one_job_stays_one() -> None:
+    """Its process outside the cgroup whose user is its own; a unit of two users; two of one user's own."""
+    outside = replace(BERT, source="environ")
+    assert attribute([JobOnGpu(BERT, 1), JobOnGpu(outside, 1)], []).count == 1
+    unit = Job("triton.service", "triton.service", user="root", source="systemd")
+    assert attribute([JobOnGpu(unit, 1), JobOnGpu(replace(unit, user="triton"), 1)], []).count == 1
+    own = Job("bert", user="ann", source="environ")
+    assert attribute([JobOnGpu(own, 1), JobOnGpu(replace(own, rank="1"), 1)], []) == GpuJobs((JobOnGpu(own, 2),), 1)
+    rule = Job("bert", user="ann", source="rule")
+    assert attribute([JobOnGpu(rule, 1), JobOnGpu(replace(rule, user="bob"), 1)], []).count == 2

@@ -268,15 +268,35 @@ def test_slurm_kind(step: str, told: JobKind, expected: str) -> None:
 
 
 def test_g04_sluid() -> None:
-    """Resolved by a source, else by the environment, else told as it is, with the hint of what to configure."""
+    """Resolved by a source, else by the environment where a source confirms it, else told as it is, with a hint."""
     known = Known(jobs=(BERT,), sluids={"s0EXAMPLE0SLU00": "123"})
     assert job_of(process(SLUID_CGROUP), known)["job_id"] == "123"
-    by_environ = found(process(SLUID_CGROUP, SLURM_JOB_ID="123", SLURM_JOB_NAME="own"))
-    assert by_environ.job == Job("own", "123", user="alice", source="slurm")
+    confirmed = found(
+        process(SLUID_CGROUP, SLURM_JOB_ID="123", SLURM_JOB_NAME="own"), Known(jobs=(replace(BERT, name=""),))
+    )
+    assert confirmed.job == Job("own", "123", "batch", "alice", source="slurm")
     assert job_of(process(SLUID_CGROUP, SLURM_JOB_ID="123"), Known(jobs=(BERT,)))["job"] == "bert"
     unknown = found(process(SLUID_CGROUP))
     assert unknown.job == Job("slurm-s0EXAMPLE0SLU00", "sluid:s0EXAMPLE0SLU00", user="alice", source="slurm")
     assert any("CgroupJobIdPaths=yes" in line for line in unknown.why)
+
+
+@pytest.mark.parametrize("jobs", [(), (replace(BERT, user=""),)])
+def test_g04_nobody_confirms_the_number_of_a_sluid(jobs: tuple[SlurmJob, ...]) -> None:
+    """The environment's own word is not enough."""
+    alone = found(process(SLUID_CGROUP, SLURM_JOB_ID="123", SLURM_JOB_NAME="own"), Known(jobs=jobs))
+    assert alone.job == Job("slurm-s0EXAMPLE0SLU00", "sluid:s0EXAMPLE0SLU00", user="alice", source="slurm")
+    assert any("CgroupJobIdPaths=yes" in line and "not believed" in line for line in alone.why)
+
+
+@pytest.mark.parametrize("jobs", [(), (BERT,)])
+def test_a_cgroup_that_cannot_be_read_is_not_one_that_says_nothing(jobs: tuple[SlurmJob, ...]) -> None:
+    """It may name another job or pod."""
+    for environment in (SLURM_ENVIRONMENT, {"POD_NAME": "train-0", "POD_NAMESPACE": "team-x"}):
+        evidence = replace(process(""), environment=environment, missing=("cgroup: permission denied",))
+        hidden = found(evidence, Known(jobs=jobs))
+        assert hidden.job == Job("alice/python3", user="alice", source="process")
+        assert any("the cgroup could not be read" in line for line in hidden.why)
 
 
 def test_g04_forged_sluid() -> None:
@@ -328,6 +348,8 @@ SLURM_ENVIRONMENT = {"SLURM_JOB_ID": "123", "SLURM_JOB_NAME": "own"}
             "alice/slurmd.service",
         ),
         ("0::/htcondor/slot1\n", (), 1000, "alice/python3"),
+        ("0::/user.slice\n", (), 1000, "alice/python3"),
+        ("0::/user.slice\n1:name=systemd:/\n", (), 1000, "alice/python3"),
         # Never in somebody's workload
         (DOCKER, (BERT,), 1000, "aaaaaaaaaaaa"),
         (POD_CGROUP, (BERT,), 1000, "aaaaaaaaaaaa"),

@@ -81,6 +81,52 @@ def test_files_that_are_traps(tmp_path: Path) -> None:
     assert reading.skipped == 4
 
 
+def test_only_trusted_owners_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root, our own user and the directory's owner; everybody else's files are skipped and counted."""
+    original = os.fstat
+    owners: dict[int, int] = {}
+
+    def owned(descriptor: int) -> os.stat_result:
+        told = original(descriptor)
+        return os.stat_result([*told[:4], owners.get(told.st_ino, 4000), *told[5:]])
+
+    monkeypatch.setattr(os, "fstat", owned)
+    for uid in (0, os.geteuid(), 4000, 4001):
+        (tmp_path / f"job-{uid}").write_text(f"job_id=1{uid}\nuser=ann\n")
+        owners[(tmp_path / f"job-{uid}").stat().st_ino] = uid
+    folder = MapDirectory(tmp_path)
+    reading = folder.read(GPUS)
+    assert reading.jobs.keys() == {"10", f"1{os.geteuid()}", "14000"}
+    assert (reading.skipped, reading.problem) == (1, "job-4001: owned by user 4001, who is not trusted")
+    owners[tmp_path.stat().st_ino] = 4001
+    assert folder.read(GPUS).jobs.keys() == {"10", f"1{os.geteuid()}", "14001"}
+
+
+def test_files_that_contradict_each_other(tmp_path: Path) -> None:
+    """What they differ in is not known; the rest is, and GPUs add up."""
+    (tmp_path / "0").write_text(f"job_id=123\nname=bert\nuser=ann\nkind=batch\nsluid={SLUID}\n")
+    (tmp_path / "1").write_text(f"job_id=123\nname=bert\nuser=bob\njob_id=124\nsluid={SLUID}\n")
+    reading = MapDirectory(tmp_path).read(GPUS)
+    assert reading.jobs["123"] == SlurmJob("123", "bert", kind="batch", device_uuids=(G0.uuid, G1.uuid))
+    assert reading.sluids == {}
+
+
+def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    """How many, and the first one's reason; the others count, so the source is active."""
+    (tmp_path / "0").write_text("123\n")
+    (tmp_path / "1").symlink_to("0")
+    (tmp_path / ("job-\n" + "x" * 200)).mkdir()
+    source = SlurmSource(Slurm(map_directory=str(tmp_path)))
+    source.refresh()
+    assert source.view.state == "active"
+    assert source.view.reason == "2 files of the map directory cannot be used: 1: no regular file"
+    assert len(source.view.jobs) == 1
+    (tmp_path / "1").unlink()
+    source.refresh()
+    assert source.view.reason.startswith("1 file of the map directory cannot be used: job-\N{REPLACEMENT CHARACTER}x")
+    assert len(source.view.reason) < 160
+
+
 def test_only_so_many_files_are_read(tmp_path: Path) -> None:
     """A directory that somebody fills costs a bounded time."""
     for number in range(5000):

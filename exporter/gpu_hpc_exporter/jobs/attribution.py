@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
+from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import GpuJobs, Job, JobOnGpu
 
 MAX_ROWS: Final = 16
@@ -21,16 +22,45 @@ def attribute(running: Iterable[JobOnGpu], holders: Iterable[Job]) -> GpuJobs:
     """The jobs of one GPU. `running`: one for each process; `holders`: jobs that hold the GPU, processes or not."""
     shares = list(running)
     shares += [JobOnGpu(job) for job in holders if not _runs(job, shares)]
+    certain = frozenset((share.job.job_id, share.job.user) for share in shares if share.job.source == "slurm")
+    rows = []
+    count = 0
+    for same in _by_name(_apart(shares, certain)):
+        jobs = _distinct(same)
+        count += len({_identity(job, certain) for job in jobs})
+        rows.append(_summed(_merged(jobs), same))
+    return GpuJobs(tuple(_bounded(rows)), count)
+
+
+_Certain = frozenset[tuple[str, str]]
+"""Id and user of the Slurm jobs whose processes or allocations prove that they are here."""
+
+
+def _by_name(shares: Iterable[JobOnGpu]) -> list[list[JobOnGpu]]:
     by_name: dict[str, list[JobOnGpu]] = defaultdict(list)
     for share in shares:
         by_name[share.job.job].append(share)
-    rows = []
-    count = 0
-    for same in by_name.values():
+    return list(by_name.values())
+
+
+def _apart(shares: Sequence[JobOnGpu], certain: _Certain) -> list[JobOnGpu]:
+    """Names that processes chose themselves get their user's before them where another job has the same name."""
+    apart: list[JobOnGpu] = []
+    for same in _by_name(shares):
         jobs = _distinct(same)
-        count += len({_identity(job) for job in jobs})
-        rows.append(_summed(_merged(jobs), same))
-    return GpuJobs(tuple(_bounded(rows)), count)
+        names = {job: _own_name(job, certain) for job in jobs}
+        if len({_identity(job, certain) for job in jobs}) > 1 and len(set(names.values())) > 1:
+            apart += [replace(share, job=replace(share.job, job=names[share.job])) for share in same]
+        else:
+            apart += same
+    return apart
+
+
+def _own_name(job: Job, certain: _Certain) -> str:
+    owner = job.user or job.container or job.pod
+    if job.source != "environ" or (job.job_id, job.user) in certain or not owner:
+        return job.job
+    return bounded(f"{owner}/{job.job}")
 
 
 def _distinct(shares: Sequence[JobOnGpu]) -> list[Job]:
@@ -43,7 +73,8 @@ def _runs(holder: Job, shares: Sequence[JobOnGpu]) -> bool:
     """Whether a job that holds the GPU is among those whose processes run there, or may well be."""
     for share in shares:
         job = share.job
-        if holder.job_id and job.job_id == holder.job_id:
+        is_forged = job.source == "environ" and holder.user and job.user != holder.user
+        if holder.job_id and job.job_id == holder.job_id and not is_forged:
             return True
         if holder.pod and (job.namespace, job.pod) == (holder.namespace, holder.pod):
             return True
@@ -52,10 +83,18 @@ def _runs(holder: Job, shares: Sequence[JobOnGpu]) -> bool:
     return False
 
 
-def _identity(job: Job) -> tuple[str, str, str]:
-    """Namesakes are two jobs where Slurm or a namespace tells them apart; a job may have several pods."""
+def _identity(job: Job, certain: _Certain) -> tuple[str, str, str, str]:
+    """Namesakes are two jobs where source, namespace, id or user differ.
+
+    But a job of a namespace may have several pods, and what is one by its cgroup may run as several users.
+    """
+    source = "slurm" if (job.job_id, job.user) in certain else job.source
     is_slurm = job.job_id.isdigit() or job.job_id.startswith("sluid:")
-    return job.job, job.namespace, job.job_id if is_slurm else ""
+    job_id = job.job_id if is_slurm or not job.namespace else ""
+    return source, job.namespace, job_id, "" if source in _BY_CGROUP else job.user
+
+
+_BY_CGROUP: Final = frozenset({"slurm", "kubernetes", "container", "systemd"})
 
 
 def _merged(jobs: Sequence[Job]) -> Job:

@@ -6,7 +6,10 @@ itself, in its environment or command line, anybody can make up. So:
 - A process in a Slurm job or a pod is never taken for another job's, whatever its environment says.
 - `SLURM_JOB_ID` of the environment counts only where the cgroup names no workload. Where the Slurm source knows the
   job, its user must be the process's. Where it does not, the process must be one that slurmd may have started: in
-  slurmd's own unit, or on a host where the cgroup says nothing at all; not in a login session or another unit.
+  slurmd's own unit, or on a host where the cgroup says nothing at all; not in a login session or another unit. A
+  cgroup that could not be read may say anything: then neither this nor `POD_NAME` counts.
+- A Slurm job's SLUID that nobody resolves stays one, unless the Slurm source knows the environment's number as a job
+  of the process's user.
 - `POD_NAME` counts only for a pod's process whose UID nobody knows, or where the cgroup says nothing at all, and
   never for a pod that is known to have another UID.
 - `JOB_NAME` and its like are a name that its own user chose. Such a name comes after those of Slurm and Kubernetes
@@ -164,6 +167,11 @@ class _Case:
         self.used.append(name)
         return self.variable(name)
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the cgroup says nothing only since it could not be read."""
+        return any(missing.startswith("cgroup:") for missing in self.evidence.missing)
+
     def owner(self, place: Cgroup) -> str:
         """Whose session or job it is, where the path says so, else whose process."""
         return self.settings.user_name(place.owner_uid) if place.owner_uid >= 0 else self.evidence.user
@@ -271,21 +279,29 @@ def _own_job_id(case: _Case) -> str:
     """The job's number by the process's own word, where the cgroup has a SLUID that nobody can resolve."""
     job_id = case.variable("SLURM_JOB_ID")
     if not _JOB_ID.fullmatch(job_id):
-        case.why.append(
-            "the Slurm job's number is not known for its SLUID: set CgroupJobIdPaths=yes in cgroup.conf, "
-            "or configure jobs.slurm.scontrol, slurmrestd or map_directory"
-        )
+        case.why.append(f"the Slurm job's number is not known for its SLUID: {_SLUID_HINT}")
         return ""
     told = case.lookups.slurm_job(job_id)
-    if told is not None and told.user and not case.is_by_user(told.user):
+    if told is None or not told.user:
+        case.why.append(f"SLURM_JOB_ID of the environment is not believed: {_UNCONFIRMED}; {_SLUID_HINT}")
+        return ""
+    if not case.is_by_user(told.user):
         case.why.append("SLURM_JOB_ID of the environment is not believed: that job is another user's")
         return ""
     return case.use("SLURM_JOB_ID")
 
 
+_UNCONFIRMED: Final = "no source of Slurm jobs confirms it here"
+_SLUID_HINT: Final = (
+    "set CgroupJobIdPaths=yes in cgroup.conf, or configure jobs.slurm.scontrol, slurmrestd or map_directory"
+)
+
+
 def _name_slurm_job(found: _Found, job_id: str, place: Cgroup, case: _Case) -> None:
     own_id, own_name = case.variable("SLURM_JOB_ID"), case.variable("SLURM_JOB_NAME")
-    if own_id and own_id != job_id:
+    if not job_id:
+        pass  # why not has been told
+    elif own_id and own_id != job_id:
         case.why.append("SLURM_JOB_ID of the environment is not believed: the cgroup says otherwise")
     elif own_id and own_name:
         found.name(case.use("SLURM_JOB_NAME"), "SLURM_JOB_NAME of the job's own environment")
@@ -439,13 +455,16 @@ def _by_own_slurm_id(found: _Found, place: Cgroup, case: _Case) -> bool:
     job_id = case.variable("SLURM_JOB_ID")
     if place.kind in {"pod", "container", "build"} or not _JOB_ID.fullmatch(job_id):
         return False
+    if case.is_hidden:
+        case.why.append("SLURM_JOB_ID of the environment is not believed: the cgroup could not be read")
+        return False
     told = case.lookups.slurm_job(job_id)
     if told is not None and told.user:
         if not case.is_by_user(told.user):
             case.why.append("SLURM_JOB_ID of the environment is not believed: that job is another user's")
             return False
     elif not _may_be_slurmds(place):
-        case.why.append("SLURM_JOB_ID of the environment is not believed: no source of Slurm jobs confirms it here")
+        case.why.append("SLURM_JOB_ID of the environment is not believed: " + _UNCONFIRMED)
         return False
     found.job_id = case.use("SLURM_JOB_ID")
     found.kind = told.kind if told else ""
@@ -464,12 +483,16 @@ def _may_be_slurmds(place: Cgroup) -> bool:
 
 
 def _says_nothing(place: Cgroup) -> bool:
-    return not place.kind and place.unknown in {"", "empty", "root"}
+    """A slice says something: that it is no job's directory."""
+    return not place.kind and not place.form and place.unknown in {"", "empty", "root"}
 
 
 def _by_own_pod_name(found: _Found, place: Cgroup, case: _Case) -> bool:
     name, namespace = case.variable("POD_NAME"), case.variable("POD_NAMESPACE")
     if not name or not (place.kind == "pod" or _says_nothing(place)):
+        return False
+    if case.is_hidden:
+        case.why.append("POD_NAME of the environment is not believed: the cgroup could not be read")
         return False
     told = case.lookups.pod_of(namespace, name) if namespace else None
     if place.kind == "pod" and told is not None and told.uid and told.uid != place.pod_uid:

@@ -6,6 +6,8 @@ line is ignored. A line `key=value` says more of a job, which `job_id=` begins; 
 `gpus` names the GPUs, separated by commas. Keys: job_id, sluid, name, user, account, partition, kind, gpus.
 
 Everybody may be able to write there: files are bounded, links and FIFOs are not followed, text is what can be decoded.
+Only files of root's, of our own user's and of the directory's owner's are believed. Where two of them contradict each
+other about a job, nothing is said of what they differ in.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from gpu_hpc_exporter.jobs.lookups import SlurmJob
+from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import Gpu, JobKind
 
 MAX_FILES: Final = 4096
@@ -50,17 +53,23 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class MapReading:
-    """What the directory says now. `skipped`: files that could not be used, `reason`: why nothing could be read."""
+    """What the directory says now.
+
+    skipped: files that could not be used, `problem`: the first of them and why. reason: why nothing could be read.
+    """
 
     jobs: Mapping[str, SlurmJob] = field(default_factory=dict)
     sluids: Mapping[str, str] = field(default_factory=dict)
     skipped: int = 0
+    problem: str = ""
     reason: str = ""
 
 
 _Stamp = tuple[int, int, int, int]
-_File = tuple[_Stamp, tuple[_Entry, ...] | None]
-"""When a file was what it is, and its jobs; None where it cannot be used."""
+_File = tuple[_Stamp, tuple[_Entry, ...] | str]
+"""When a file was what it is, and its jobs, or why it cannot be used."""
+_NO_FILE: Final = "no regular file"
+_TOO_LONG: Final = f"longer than {MAX_FILE_BYTES} bytes"
 
 
 class MapDirectory:
@@ -69,6 +78,7 @@ class MapDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, _File] = {}
+        self._trusted: frozenset[int] = frozenset()
 
     def read(self, gpus: tuple[Gpu, ...]) -> MapReading:
         """The jobs and what they hold of these GPUs."""
@@ -83,9 +93,13 @@ class MapDirectory:
             return MapReading(reason=f"{self._path}: {error.strerror}")
         finally:
             os.close(folder)
-        return _merge(self._known.values(), _names(gpus))
+        return _merge(self._known, _names(gpus))
 
     def _refresh(self, folder: int) -> None:
+        trusted = frozenset({0, os.geteuid(), os.fstat(folder).st_uid})
+        if trusted != self._trusted:
+            self._known.clear()
+        self._trusted = trusted
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, MAX_FILES)]
         wanted = [name for name in names if _DEVICE.fullmatch(name) or name.startswith(_JOB_FILE)]
@@ -100,26 +114,37 @@ class MapDirectory:
             known = self._known.get(name)
             if known is not None and known[0] == stamp:
                 return known
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
-                return stamp, None
-            text = _read(folder, name)
+            if not stat.S_ISREG(found.st_mode):
+                return stamp, _NO_FILE
+            text = _read(folder, name, self._trusted)
         except FileNotFoundError:
             return None
-        except OSError:
-            return (0, 0, 0, 0), None
-        return stamp, None if text is None else tuple(_parse(text, name))
+        except _UnusableError as error:
+            return stamp, str(error)
+        except OSError as error:
+            return (0, 0, 0, 0), error.strerror or "cannot be read"
+        return stamp, tuple(_parse(text, name))
 
 
-def _read(folder: int, name: str) -> str | None:
-    """A file's text; None for what is no regular file any more or has grown beyond the limit."""
+class _UnusableError(Exception):
+    """A file that is not read; the text says why."""
+
+
+def _read(folder: int, name: str, trusted: frozenset[int]) -> str:
+    """A file's text. Raises _UnusableError, OSError."""
     file = os.open(name, _OPENING, dir_fd=folder)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return None
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise _UnusableError(_NO_FILE)
+        if status.st_uid not in trusted:
+            raise _UnusableError(f"owned by user {status.st_uid}, who is not trusted")
         data = os.read(file, MAX_FILE_BYTES + 1)
     finally:
         os.close(file)
-    return None if len(data) > MAX_FILE_BYTES else data.decode("utf-8", "replace")
+    if len(data) > MAX_FILE_BYTES:
+        raise _UnusableError(_TOO_LONG)
+    return data.decode("utf-8", "replace")
 
 
 def _parse(text: str, file: str) -> Iterator[_Entry]:
@@ -168,32 +193,46 @@ def _names(gpus: tuple[Gpu, ...]) -> dict[str, str]:
     return {name: uuid for name, uuid in names.items() if name not in ambiguous}
 
 
-def _merge(files: Iterable[_File], names: Mapping[str, str]) -> MapReading:
-    """All files together: the first that tells something of a job counts, its GPUs add up."""
-    jobs: dict[str, SlurmJob] = {}
-    sluids: dict[str, str] = {}
-    devices: dict[str, dict[str, None]] = defaultdict(dict)
-    skipped = 0
-    for _, entries in files:
-        skipped += entries is None
-        for entry in entries or ():
-            if entry.job_id not in jobs and len(jobs) >= MAX_JOBS:
+def _merge(files: Mapping[str, _File], names: Mapping[str, str]) -> MapReading:
+    """All files together: a job's GPUs add up; what is told of it differently is not told."""
+    told: dict[str, list[_Entry]] = {}
+    numbers: dict[str, set[str]] = defaultdict(set)
+    problems = []
+    for file, (_, entries) in files.items():
+        if isinstance(entries, str):
+            problems.append((file, entries))
+            continue
+        for entry in entries:
+            if entry.job_id not in told and len(told) >= MAX_JOBS:
                 continue
-            jobs[entry.job_id] = _joined(jobs.get(entry.job_id), entry)
-            devices[entry.job_id].update((names[name.lower()], None) for name in entry.devices if name.lower() in names)
+            told.setdefault(entry.job_id, []).append(entry)
             if entry.sluid:
-                sluids.setdefault(entry.sluid, entry.job_id)
-    whole = {job_id: replace(job, device_uuids=tuple(devices[job_id])) for job_id, job in jobs.items()}
-    return MapReading(whole, sluids, skipped)
+                numbers[entry.sluid].add(entry.job_id)
+    jobs = {job_id: _joined(job_id, entries, names) for job_id, entries in told.items()}
+    sluids = {sluid: next(iter(job_ids)) for sluid, job_ids in numbers.items() if len(job_ids) == 1}
+    problem = f"{bounded(problems[0][0], _MAX_NAME_BYTES)}: {problems[0][1]}" if problems else ""
+    return MapReading(jobs, sluids, len(problems), problem)
 
 
-def _joined(known: SlurmJob | None, entry: _Entry) -> SlurmJob:
-    job = known or SlurmJob(entry.job_id)
-    return replace(
-        job,
-        name=job.name or entry.name,
-        user=job.user or entry.user,
-        account=job.account or entry.account,
-        partition=job.partition or entry.partition,
-        kind=job.kind or entry.kind,
+_MAX_NAME_BYTES: Final = 64
+
+
+def _joined(job_id: str, entries: Iterable[_Entry], names: Mapping[str, str]) -> SlurmJob:
+    entries = tuple(dict.fromkeys(entries))
+    devices = (name.lower() for entry in entries for name in entry.devices)
+    kinds = {entry.kind for entry in entries if entry.kind}
+    return SlurmJob(
+        job_id,
+        name=_only(entry.name for entry in entries),
+        user=_only(entry.user for entry in entries),
+        account=_only(entry.account for entry in entries),
+        partition=_only(entry.partition for entry in entries),
+        kind=kinds.pop() if len(kinds) == 1 else "",
+        device_uuids=tuple(dict.fromkeys(names[name] for name in devices if name in names)),
     )
+
+
+def _only(values: Iterable[str]) -> str:
+    """The one value that is told, "" where there are none or several."""
+    told = set(values) - {""}
+    return told.pop() if len(told) == 1 else ""

@@ -31,7 +31,10 @@ _JOIN_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class SlurmView:
-    """What is known now. `version` changes with `jobs` and `sluids`; `state` is None where nothing is configured."""
+    """What is known now. `version` changes with `jobs` and `sluids`; `state` is None where nothing is configured.
+
+    reason: why it failed or, where it is active, which files cannot be used; anybody's may be among them.
+    """
 
     version: int = 0
     jobs: Mapping[str, SlurmJob] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class SlurmSource:
         self._pause_until_ns = 0
         self._problem = ""
         self._reading = MapReading()
+        self._was_skipped = False
         self._wake = threading.Event()
         self._stopping = False
         self.view = SlurmView()
@@ -187,17 +191,28 @@ class SlurmSource:
                 holders.setdefault(uuid, []).append(jobs[job_id])
         is_same = jobs == before.jobs and sluids == before.sluids
         reasons = [reason for reason in (self._reading.reason, self._problem) if reason]
-        if reasons and not before.reason and self._reading.reason:
+        if self._reading.reason and before.state != "failed":
             log.warning("Slurm's map directory cannot be read: %s", self._reading.reason)
+        skipped = _skipped(self._reading)
+        if skipped and not self._was_skipped:
+            log.warning("%s", skipped)
+        self._was_skipped = bool(skipped)
         self.view = SlurmView(
             version=before.version if is_same else before.version + 1,
             jobs=jobs,
             sluids=sluids,
             holders={uuid: tuple(held) for uuid, held in holders.items()},
             state="failed" if reasons else "active",
-            reason="; ".join(reasons),
+            reason="; ".join([*reasons, skipped] if skipped else reasons),
             told_ns=before.told_ns if reasons else self._clock(),
         )
+
+
+def _skipped(reading: MapReading) -> str:
+    if not reading.skipped:
+        return ""
+    files = "1 file" if reading.skipped == 1 else f"{reading.skipped} files"
+    return f"{files} of the map directory cannot be used: {reading.problem}"
 
 
 def _filled(known: SlurmJob | None, told: SlurmJob) -> SlurmJob:
