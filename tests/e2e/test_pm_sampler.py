@@ -34,9 +34,11 @@ from gpu_hpc_exporter.model import (
     Window,
 )
 from gpu_hpc_exporter.samplers.pm_sampling import Patience, PmSampler
+from gpu_hpc_exporter.sources.pm_sampling import process
 
 MS = 1_000_000
 QUICK = Patience(settle=0.3, silence=2.5, first_backoff=0.05, max_backoff=0.2)
+STARTING = ("paused", "the helper process is starting")
 E = TypeVar("E", bound=Event)
 
 
@@ -79,6 +81,10 @@ class Recorder:
         )
 
     def states(self, device: int = 0) -> list[tuple[str, str]]:
+        """States of a device in order, with their reasons, after the one before its helper's first word."""
+        return [each for each in self.all_states(device) if each != STARTING]
+
+    def all_states(self, device: int = 0) -> list[tuple[str, str]]:
         """States of a device in order, with their reasons."""
         return [(each.state, each.reason) for each in self.all(StateChange) if each.uuid == uuid_of(device)]
 
@@ -204,11 +210,11 @@ def test_pause_and_resume(start: Start) -> None:
 def program(folder: Path, name: str) -> Iterator[None]:
     """A process with a profiler's name."""
     path = shutil.copy("/bin/sleep", folder / name)
-    with subprocess.Popen([path, "60"]) as process:
+    with subprocess.Popen([path, "60"]) as running:
         try:
             yield
         finally:
-            process.kill()
+            running.kill()
 
 
 def test_it_gives_way_to_profilers(start: Start, tmp_path: Path) -> None:
@@ -362,17 +368,24 @@ def test_a_driver_that_is_not_ready_is_asked_again(start: Start) -> None:
 
 
 ROGUE = """
-import sys, time
+import struct, sys, time
 from gpu_hpc_exporter.sources.pm_sampling.protocol import *
 sys.stdout.buffer.write({data})
 sys.stdout.flush()
 sys.stdin.buffer.read()
 time.sleep(60)
 """
+WINDOW = "encode(Windows(sys.argv[1], [{}], [{}], {{'sm_active': [{}]}}))"
+RAW_WINDOW = (
+    WINDOW.format("time.monotonic_ns()", 10**7, 0.5) + ".replace(struct.pack('>d', 0.5), struct.pack('>d', 1.5))"
+)
 DATA = {
     "no message of ours": "b'\\x03\\0\\0\\0abc'",
     "a frame of": "b'\\xff' * 8",
     "not told to sample": "encode(GpuState('GPU-other', 'active'))",
+    "from before it was started": WINDOW.format("time.monotonic_ns() - 2 * 10**9", 10**7, 0.5),
+    "far longer than": WINDOW.format("time.monotonic_ns()", 2 * 10**9, 0.5),
+    "sm_active above what can be true": RAW_WINDOW,
     "from the future": "encode(Windows(sys.argv[1], [time.monotonic_ns() + 10**10], [10**7], {'sm_active': [0.5]}))",
 }
 
@@ -387,6 +400,82 @@ def test_a_helper_that_is_not_ours(start: Start, tmp_path: Path, reason: str) ->
     machine.sink.wait_for(machine.sink.restarts)
     assert {state for state, _ in machine.sink.states()} == {"failed"}
     assert machine.sink.all(Window) == []
+
+
+WRAPPER = """#!/bin/sh
+exec 3<&0
+{python} -m gpu_hpc_exporter.pm_helper "$@" <&3 &
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["wait", "sleep 1000", "sleep 1; exit"])
+def test_what_a_wrapper_started_ends_with_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """The whole group is killed, though the helper is stopped; a wrapper that exits has ended, whoever is left."""
+    mark = tmp_path.as_posix()
+    monkeypatch.setenv("WRAPPED", mark)
+    script = tmp_path / "wrap.sh"
+    script.write_text(WRAPPER.format(python=sys.executable, then=then))
+    script.chmod(0o755)
+    machine = start("device 0", helper=(str(script),))
+    machine.sink.wait_for(machine.sink.windows)
+    pids = [pid for pid in group_members(mark) if "pm_helper" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(pids) == 1
+    if then == "sleep 1; exit":
+        machine.sink.wait_for_state("failed", "has ended")
+    else:
+        os.kill(pids[0], signal.SIGSTOP)
+    assert machine.sampler.pause(600, "asked for")
+    monkeypatch.delenv("WRAPPED")
+    assert [pid for pid in group_members(mark) if pid != os.getpid()] == []
+
+
+def test_a_helper_that_cannot_be_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pause does not claim that what runs with more privilege, or hangs in the driver, has ended; later it has."""
+    machine = start("device 0")
+    machine.sink.wait_for_new_windows()
+    (pid,) = helpers()
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_EXIT_S", 0.1)
+        patch.setattr(process, "_KILL_S", 0.1)
+        real = os.killpg
+
+        def denied(group: int, _: int) -> None:
+            real(group, 0)
+            raise PermissionError(1, "Operation not permitted")
+
+        patch.setattr(os, "killpg", denied)
+        os.kill(pid, signal.SIGSTOP)
+        assert not machine.sampler.pause(600, "asked for")
+        assert helpers() == [pid]
+    machine.sink.wait_for(lambda: not helpers() or machine.sampler.pause(600, "asked for"))
+    assert machine.sampler.pause(600, "asked for")
+    assert helpers() == []
+
+
+def group_members(mark: str) -> list[int]:
+    """Living processes that were started with this mark in their environment, children or not."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state = stat.read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and f"WRAPPED={mark}" in (stat.parent / "environ").read_text("utf-8", "replace"):
+                found.append(int(stat.parent.name))
+    return found
+
+
+def test_a_state_from_the_start_and_few_lines(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A helper that has said nothing yet is a state; reasons that change for ever are told, and few are logged."""
+    script = tmp_path / "rogue.py"
+    said = "time.sleep(0.3) or b''.join(encode(GpuState(sys.argv[1], 'failed', f'{n} odd')) for n in range(500))"
+    script.write_text(ROGUE.format(data=said))
+    machine = start("device 0", helper=(sys.executable, str(script), uuid_of(0)), library="")
+    machine.sink.wait_for(lambda: machine.sink.all_states() == [STARTING])
+    machine.sink.wait_for_state("failed", "499 odd")
+    assert len(machine.sink.states()) == 500
+    assert 0 < len([each for each in caplog.records if "odd" in each.getMessage() and each.levelname != "DEBUG"]) < 10
 
 
 def test_a_helper_that_is_not_there(start: Start) -> None:

@@ -52,9 +52,14 @@ def test_children_of_every_thread(tmp_path: Path) -> None:
     """A child is named by its pid; one that ended meanwhile holds nothing."""
     make_process(tmp_path, "self", [], children="7 8 |9")
     make_process(tmp_path, "7", ["/dev/nvidia0"])
-    make_process(tmp_path, "9", ["/dev/null"], mapped="/dev/nvidiactl")
+    make_process(tmp_path, "9", ["/dev/null"], mapped="/dev/nvidiactl", children="10")
+    make_process(tmp_path, "10", ["/dev/nvidia1"])
     assert held_here(tmp_path) == set()
-    assert held_by_children(tmp_path) == {"/dev/nvidia0 (process 7)", "/dev/nvidiactl (process 9)"}
+    assert held_by_children(tmp_path) == {
+        "/dev/nvidia0 (process 7)",
+        "/dev/nvidiactl (process 9)",
+        "/dev/nvidia1 (process 10)",
+    }
 
 
 def test_a_child_with_more_privilege(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

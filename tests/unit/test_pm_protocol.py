@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_hpc_exporter.model import STATES, CountQuantity, Incident, Quantity, RatioQuantity
+from gpu_hpc_exporter.model import COUNT_QUANTITIES, STATES, CountQuantity, Incident, Quantity, RatioQuantity
 from gpu_hpc_exporter.sources.pm_sampling.metric_sets import Part
 from gpu_hpc_exporter.sources.pm_sampling.protocol import (
     MAX_FRAME,
@@ -49,7 +49,9 @@ def windows(draw: st.DrawFn) -> Windows:
         return draw(st.lists(items, min_size=count, max_size=count))
 
     quantities: list[Quantity] = draw(st.lists(st.sampled_from(QUANTITIES), unique=True, max_size=3))
-    values = {quantity: column(st.floats(0.0, 1e30)) for quantity in quantities}
+    values = {
+        quantity: column(st.floats(0.0, 2.0**53 if quantity in COUNT_QUANTITIES else 1.0)) for quantity in quantities
+    }
     return Windows("GPU-1", column(times), column(st.integers(1, 10**12)), values)
 
 
@@ -127,6 +129,8 @@ BAD = {
     "NaN": packed(**WINDOWS | {"values": {"sm_active": [float("nan")]}}),
     "infinity": packed(**WINDOWS | {"values": {"sm_active": [float("inf")]}}),
     "a negative value": packed(**WINDOWS | {"values": {"sm_active": [-0.5]}}),
+    "a ratio above 1": packed(**WINDOWS | {"values": {"sm_active": [1.001]}}),
+    "a count beyond what a float holds": packed(**WINDOWS | {"values": {"l2_missed_sectors": [2.0**54]}}),
     "a quantity of its own": packed(**WINDOWS | {"values": {"evil": [0.5]}}),
     "an array that claims to be huge": frame(b"\x82\xa4type\xa7windows\xa7ends_ns\xdd\xff\xff\xff\xff"),
 }

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import sub
 from typing import Final
 
 from gpu_hpc_exporter.config import PmSampling
@@ -57,6 +58,16 @@ _MAX_HANGS: Final = 3
 _EXCLUDED_S: Final = 3600.0
 _FUTURE_NS: Final = NS
 """Windows that end later than this from now are no windows."""
+_BEFORE_NS: Final = NS
+"""Nor are windows that begin longer than this before the helper was started."""
+_MAX_STRETCH: Final = 64
+"""Nor those longer than so many intervals and a second: halved sampling makes them 8 times as long, and chips that
+count cycles in place of time up to 8 times when they idle."""
+_STARTING: Final = "the helper process is starting"
+"""Why a GPU of which nothing was told yet is paused, until its helper's first word of it."""
+_MAX_LINES: Final = 6
+_LINES_S: Final = 60.0
+"""So many state changes of a GPU are logged in that time: a helper's reasons may change for ever."""
 _TURING: Final = (7, 5)
 _HOPPER: Final = (9, 0)
 """From Hopper on GPM and PM sampling do not disturb each other, nor does DCGM; before, the counters have one owner."""
@@ -111,6 +122,9 @@ class PmSampler:
         self._hangs: dict[str, list[float]] = {}
         self._excluded: dict[str, float] = {}
         self._told: dict[str, tuple[State, str]] = {}
+        self._logged: dict[str, list[float]] = {}
+        self._undead: HelperProcess | None = None
+        """The last helper that did not end."""
         self._thread = threading.Thread(target=self._run, name="pm-sampling", daemon=True)
 
     def put(self, event: Event) -> None:
@@ -148,15 +162,16 @@ class PmSampler:
             self._next_start = 0.0
         self._changed.set()
 
-    def pause(self, seconds: float, reason: str) -> None:
-        """End the helper and start none for so long; returns when it is gone, within about a second."""
+    def pause(self, seconds: float, reason: str) -> bool:
+        """End the helper and start none for so long; whether it is gone, within about a second."""
         with self._lock:
             self._paused_until = time.monotonic() + seconds
             self._pause_reason = reason
         self._idle.clear()
         self._changed.set()
         if self._thread.is_alive():
-            self._idle.wait(_STOP_S)
+            return self._idle.wait(_STOP_S) and self._undead is None
+        return self._undead is None
 
     def resume(self) -> None:
         """End a pause, and any wait before the next try."""
@@ -188,6 +203,8 @@ class PmSampler:
         if not targets or state is not None or time.monotonic() < self._next_start:
             if state is not None:
                 self._tell_all(targets, state, reason)
+            if self._undead is not None and self._undead.end():
+                self._undead = None
             self._idle.set()
             self._changed.wait(_POLL_S if targets else _NOTHING_TO_DO_S)
             return
@@ -239,6 +256,7 @@ class PmSampler:
         """Run a helper until it has to end, or does."""
         with self._lock:
             settings, interval_ns = self._settings, self._interval_ns
+        started_ns = time.monotonic_ns()
         order = Order(interval_ns, [Target(gpu.uuid, gpu.links, _has_gpm(gpu)) for gpu in gpus])
         try:
             helper = HelperProcess(settings.helper, settings.library, order)
@@ -247,15 +265,20 @@ class PmSampler:
             self._back_off()
             return
         self._idle.clear()
+        for gpu in gpus:
+            if gpu.uuid not in self._told:
+                self._tell(gpu.uuid, "paused", _STARTING)
+        bounds = _Bounds(frozenset(gpu.uuid for gpu in gpus), started_ns - _BEFORE_NS, _MAX_STRETCH * interval_ns + NS)
         began = time.monotonic()
         problem = "the exporter's own thread failed"
         try:
-            problem = self._follow(helper, gpus)
+            problem = self._follow(helper, gpus, bounds)
         finally:
             gone = helper.end()
             if time.monotonic() - began > self._patience.steady:
                 self._backoff_s = self._patience.first_backoff
             if not gone:
+                self._undead = helper
                 problem = f"the helper process {helper.pid} does not end"
             if problem:
                 log.warning("PM sampling: %s (%s): starting it again", problem, helper.exit_text())
@@ -263,17 +286,16 @@ class PmSampler:
                 self._sink.put(SamplingIncident(time.monotonic_ns(), "", "helper_restarted"))
                 self._back_off()
 
-    def _follow(self, helper: HelperProcess, gpus: Sequence[Gpu]) -> str:
+    def _follow(self, helper: HelperProcess, gpus: Sequence[Gpu], bounds: _Bounds) -> str:
         """Take the helper's messages until it has to end (""), or should not go on (why)."""
         ear = _Ear(self._patience)
-        uuids = {gpu.uuid for gpu in gpus}
         next_look = 0.0
         while True:
             try:
                 messages = helper.read(_POLL_S)
                 for message in messages or ():
                     ear.hear(message)
-                    _check(message, uuids)
+                    bounds.check(message)
                     self._take(message, gpus)
             except ProtocolError as error:
                 return str(error)
@@ -322,7 +344,7 @@ class PmSampler:
                 else:
                     self._next_start = time.monotonic() + _UNUSABLE_RETRY_S
             case Ready(library, version):
-                log.info("PM sampling uses %s (CUPTI %s)", library, version)
+                log.log(self._level(logging.INFO, ""), "PM sampling uses %s (CUPTI %s)", library, version)
             case Alive():
                 pass
 
@@ -361,10 +383,27 @@ class PmSampler:
         self._told[uuid] = (state, reason)
         if state in ("no_permission", "unsupported"):  # as the host is set up: one line for all of its GPUs
             level = logging.WARNING if state == "no_permission" else logging.INFO
-            log.log(logging.DEBUG if is_known else level, "%s: pm_sampling is %s: %s", uuid, state, reason)
+            log.log(
+                logging.DEBUG if is_known else self._level(level, uuid),
+                "%s: pm_sampling is %s: %s",
+                uuid,
+                state,
+                reason,
+            )
         elif state not in ("active", "paused"):
-            log.warning("%s: pm_sampling is %s: %s", uuid, state, reason)
+            log.log(self._level(logging.WARNING, uuid), "%s: pm_sampling is %s: %s", uuid, state, reason)
         self._sink.put(StateChange(time.monotonic_ns(), "pm_sampling", uuid, state, reason))
+
+    def _level(self, level: int, uuid: str) -> int:
+        """At which level to log a line about a GPU: DEBUG where there were too many lately."""
+        now = time.monotonic()
+        lines = [at for at in self._logged.get(uuid, ()) if now - at < _LINES_S]
+        if len(lines) < _MAX_LINES:
+            lines.append(now)
+        else:
+            level = logging.DEBUG
+        self._logged[uuid] = lines
+        return level
 
 
 class _Ear:
@@ -392,13 +431,27 @@ class _Ear:
         return time.monotonic() - self._heard > self._patience_s
 
 
-def _check(message: FromHelper, uuids: AbstractSet[str]) -> None:
-    """Raise ProtocolError where a message is about a GPU that was not ordered, or about the future."""
-    uuid = getattr(message, "uuid", "")
-    if uuid not in uuids and (uuid or not isinstance(message, Alive | Ready | Unusable)):
-        raise ProtocolError("the helper speaks of a GPU that it was not told to sample")
-    if isinstance(message, Windows) and max(message.ends_ns, default=0) > time.monotonic_ns() + _FUTURE_NS:
-        raise ProtocolError("the helper sent windows from the future")
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a helper's messages can be about: the GPUs that were ordered, windows since its start of about a length."""
+
+    uuids: AbstractSet[str]
+    earliest_ns: int
+    longest_ns: int
+
+    def check(self, message: FromHelper) -> None:
+        """Raise ProtocolError for what cannot be."""
+        uuid = getattr(message, "uuid", "")
+        if uuid not in self.uuids and (uuid or not isinstance(message, Alive | Ready | Unusable)):
+            raise ProtocolError("the helper speaks of a GPU that it was not told to sample")
+        if not isinstance(message, Windows) or not message.ends_ns:
+            return
+        if max(message.ends_ns) > time.monotonic_ns() + _FUTURE_NS:
+            raise ProtocolError("the helper sent windows from the future")
+        if max(message.durations_ns) > self.longest_ns:
+            raise ProtocolError("the helper sent windows far longer than the interval")
+        if min(map(sub, message.ends_ns, message.durations_ns)) < self.earliest_ns:
+            raise ProtocolError("the helper sent windows from before it was started")
 
 
 def _capability(gpu: Gpu) -> tuple[int, int]:

@@ -18,12 +18,12 @@ def held_here(proc: Path = Path("/proc")) -> set[str]:
 
 
 def held_by_children(proc: Path = Path("/proc")) -> set[str]:
-    """The same for its children, such as "/dev/nvidia0 (process 4711)".
+    """The same for its children and theirs, such as "/dev/nvidia0 (process 4711)".
 
     A child whose files we may not see, since it has more privilege, is named itself.
     """
     held = set()
-    for pid in _children(proc / "self"):
+    for pid in _descendants(proc):
         try:
             held |= {f"{name} (process {pid})" for name in _files(proc / str(pid))}
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -40,6 +40,18 @@ def _files(process: Path) -> set[str]:
         with suppress(FileNotFoundError):  # closed since it was listed
             found |= set(_DEVICE.findall((process / "fd" / number).readlink().as_posix()))
     return found | set(_DEVICE.findall((process / "maps").read_text("utf-8", "replace")))
+
+
+def _descendants(proc: Path) -> set[int]:
+    """Children, and theirs: a wrapper's child is what holds the GPU."""
+    found: set[int] = set()
+    waiting = _children(proc / "self")
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting |= _children(proc / str(pid))
+    return found
 
 
 def _children(process: Path) -> set[int]:

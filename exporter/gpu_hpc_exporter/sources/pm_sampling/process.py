@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from gpu_hpc_exporter.sources.pm_sampling.protocol import FrameReader, FromHelper, Order, encode
@@ -22,6 +25,7 @@ _MAX_LINES: Final = 100
 _EXIT_S: Final = 0.8
 """An orderly end takes 0.1 s; the helper itself gives up after 0.4."""
 _KILL_S: Final = 0.5
+_LOOK_S: Final = 0.02
 _REMOVED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD", "LD_AUDIT")
 """Variables that would load foreign code into the helper."""
 _NO_MPS: Final = "/nonexistent"
@@ -41,10 +45,13 @@ class HelperProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the exporter, which then ends us
+            # Ctrl-C is for the exporter, which then ends us; and what a wrapper starts is in our group.
+            start_new_session=True,
             env=helper_environment(os.environ, [target.uuid for target in order.targets]),
             close_fds=True,
         )
+        self._is_gone = False
+        self._is_drained = False
         self._reader = FrameReader()
         self._selector = selectors.DefaultSelector()
         self._lines_left = _MAX_LINES
@@ -66,9 +73,13 @@ class HelperProcess:
     def read(self, timeout_s: float) -> list[FromHelper] | None:
         """Messages that came within `timeout_s`, perhaps none; None when the helper has ended.
 
-        Raises ProtocolError where what came is no message.
+        It has as soon as the process that we started has, though another may keep its stdout open: what the pipe
+        holds by then is still read, once. Raises ProtocolError where what came is no message.
         """
-        ready = [key.fileobj for key, _ in self._selector.select(timeout_s)]
+        if self._is_drained:
+            return None
+        self._is_drained = self._process.poll() is not None
+        ready = [key.fileobj for key, _ in self._selector.select(0 if self._is_drained else timeout_s)]
         if self._stderr in ready:
             self._log_lines()
         if self._stdout not in ready:
@@ -79,24 +90,23 @@ class HelperProcess:
         return list(self._reader.feed(data or b""))
 
     def end(self) -> bool:
-        """End it, in an orderly way if it will; whether it is gone. What holds the GPU's counters dies with it.
+        """End it, in an orderly way if it will; whether it and all that it started in its process group are gone.
 
-        Nothing can be read any more; it may be called again.
+        What holds the GPU's counters dies with it. Nothing can be read any more; it may be called again.
         """
         with suppress(BrokenPipeError):  # it had gone before it read the order
             self._stdin.close()
         if not self._wait(_EXIT_S):
-            try:
-                self._process.kill()
-            except PermissionError:
-                return False  # it runs with more privilege than we have, and has not ended by itself
-        gone = self._wait(_KILL_S)
+            # It may run with more privilege than we have; or the last of it has just ended.
+            with suppress(PermissionError, ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._wait(_KILL_S)
         if not self._stderr.closed:
             self._log_lines()
         self._selector.close()
         self._stdout.close()
         self._stderr.close()
-        return gone
+        return self._is_gone
 
     def exit_text(self) -> str:
         """How it ended, for people."""
@@ -120,11 +130,34 @@ class HelperProcess:
                 log.info("helper %d: %s", self.pid, line[:_MAX_LINE].decode("utf-8", "replace"))
 
     def _wait(self, timeout_s: float) -> bool:
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
+        """Whether the whole group is gone within that time. Once gone its number may be another's: never ask again."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_gone:
+            self._is_gone = self._process.poll() is not None and not _group_lives(self.pid)
+            if time.monotonic() >= deadline:
+                break
+            if not self._is_gone:
+                time.sleep(_LOOK_S)
+        return self._is_gone
+
+
+def _group_lives(group: int) -> bool:
+    """Whether any process of a group runs, whose leader was our child and has been waited for.
+
+    A zombie does not: it holds nothing, and where nobody reaps orphans it stays for ever.
+    """
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
         return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ends while it is looked at
+            state, _, its_group = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group and state not in (b"Z", b"X"):
+                return True
+    return False
 
 
 def helper_environment(environment: Mapping[str, str], uuids: Sequence[str]) -> dict[str, str]:

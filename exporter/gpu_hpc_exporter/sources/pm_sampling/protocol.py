@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from gpu_hpc_exporter.model import Incident, L2Definition, Link, Quantity, State
+from gpu_hpc_exporter.model import COUNT_QUANTITIES, Incident, L2Definition, Link, Quantity, State
 from gpu_hpc_exporter.sources.pm_sampling.metric_sets import Part
 
 MAX_FRAME: Final = 16 << 20
@@ -23,6 +23,7 @@ _LENGTH: Final = struct.Struct("<I")
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Duration = Annotated[int, msgspec.Meta(ge=1, le=3_600_000_000_000)]
+MAX_COUNT: Final = float(2**53)
 Value = Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]
 
 
@@ -108,6 +109,9 @@ class Windows(msgspec.Struct, frozen=True, tag="windows"):
         lengths = {len(self.ends_ns), len(self.durations_ns), *map(len, self.values.values())}
         if len(lengths) > 1:
             raise ValueError("columns of different lengths")
+        for quantity, column in self.values.items():
+            if max(column, default=0.0) > (MAX_COUNT if quantity in COUNT_QUANTITIES else 1.0):
+                raise ValueError(f"{quantity} above what can be true")
 
 
 FromHelper = Ready | Unusable | Alive | GpuState | Sampling | Happened | Rejected | Windows
