@@ -126,9 +126,9 @@ class HardwareSource:
     def pause(self, seconds: float) -> Outcome:
         """End PM sampling's helper process for so long. GPM goes on: it disturbs no profiler."""
         self._paused.begin(seconds)
-        self._pause_pm()
+        has_ended = self._pause_pm()
         until = f"until {self._paused.end_text}"
-        problem = _still_open(held_by_children())
+        problem = _still_open(held_by_children()) or ("" if has_ended else "it cannot be ended")
         if problem:
             return Outcome("failed", f"the helper process has not ended: {problem}; no new one starts {until}")
         return Outcome("done", f"paused {until}: PM sampling has ended")
@@ -139,10 +139,11 @@ class HardwareSource:
         if seconds > self._released.left:
             self._released.begin(seconds)
         self._nvml.release(self._released.left)
-        self._pause_pm()
+        has_ended = self._pause_pm()
         until = f"until {self._released.end_text}"
         problem = self._nvml.wait_until_closed(max(0.0, deadline - time.monotonic()))
         problem = problem or _still_open(held_here() | held_by_children())
+        problem = problem or ("" if has_ended else "PM sampling's helper process cannot be ended")
         if problem:
             return Outcome("failed", f"not released: {problem}; whatever else could be closed stays so {until}")
         return Outcome("done", f"released {until}: NVML is closed, PM sampling has ended, no /dev/nvidia* is open")
@@ -160,10 +161,10 @@ class HardwareSource:
         """Such as "released until 2026-01-31T12:00:00Z"."""
         return f"released until {self._released.end_text}" if self._released.left else ""
 
-    def _pause_pm(self) -> None:
-        """Until both the pause and the release are over; the one that ends last is the reason."""
+    def _pause_pm(self) -> bool:
+        """Until both the pause and the release are over, the one that ends last is the reason; whether it has ended."""
         last, reason = max((self._paused.left, _PAUSED), (self._released.left, RELEASED))
-        self._pm.pause(last, reason)
+        return self._pm.pause(last, reason)
 
     def stop(self) -> bool:
         """Stop PM sampling, then the others; the kernel log's thread sleeps in a read and holds nothing."""

@@ -334,6 +334,7 @@ class Sampler:
     def __init__(self) -> None:
         self.told: list[tuple[str, float, str]] = []
         self.problem = ""
+        self.ends = True
 
     @property
     def sampler(self) -> Sampler:
@@ -345,9 +346,10 @@ class Sampler:
         """PM sampling's."""
         return False
 
-    def pause(self, seconds: float, reason: str) -> None:
+    def pause(self, seconds: float, reason: str) -> bool:
         """PM sampling's."""
         self.told.append(("pause", round(seconds, 1), reason))
+        return self.ends
 
     def release(self, seconds: float) -> None:
         """NVML's."""
@@ -570,3 +572,12 @@ def test_a_reload_that_breaks_is_told_too(file: File, monkeypatch: pytest.Monkey
         monkeypatch.setattr(source, "apply", lambda _: [].pop())
         assert reload(exporter) == "internal error: IndexError('pop from empty list')"
         assert not exporter.settings().reload_succeeded
+
+
+def test_a_helper_that_cannot_be_ended_is_told(hardware: tuple[HardwareSource, Sampler]) -> None:
+    """Though it holds no file of ours any more, nobody is told that the counters are free."""
+    source, sampler = hardware
+    sampler.ends = False
+    assert source.pause(60).kind == "failed"
+    assert "cannot be ended" in source.pause(60).text
+    assert "cannot be ended" in source.release(60).text
