@@ -24,12 +24,11 @@ from gpu_hpc_exporter.config import (
     DEFAULT_FILE,
     DEFAULT_PORT,
     DEFAULT_RECORDING,
-    Config,
     ConfigError,
-    load_config,
     parse_address,
     parse_duration,
     parse_telemetry_path,
+    read_config,
 )
 from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, Source
 from gpu_hpc_exporter.identify import add_identify, run_identify
@@ -72,7 +71,7 @@ async def run(flags: argparse.Namespace) -> int:
     """Sample and serve until SIGTERM, SIGINT or, where configured, access to the GPUs has long been lost."""
     addresses = [parse_address(text) for text in flags.web_listen_address or [f":{DEFAULT_PORT}"]]
     app_path = parse_telemetry_path(flags.web_telemetry_path)
-    exporter = Exporter(lambda: _config(flags), _source(flags))
+    exporter = Exporter(lambda: read_config(flags.config_file), _source(flags))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -116,7 +115,7 @@ def _join_threads() -> bool:
 
 def record(flags: argparse.Namespace) -> int:
     """Record this machine's GPUs for a while."""
-    config = _config(flags)
+    config = read_config(flags.config_file)
     if flags.source != "hardware":
         raise ConfigError("record reads this machine's GPUs: leave out --source")
     duration = parse_duration(flags.duration)
@@ -167,12 +166,6 @@ def _control_path(flags: argparse.Namespace) -> str:
         return "/-/resume"
     # Whole seconds, and never fewer than were asked for; the exporter knows its limits.
     return f"/-/{flags.command}?seconds={math.ceil(parse_duration(flags.duration))}"
-
-
-def _config(flags: argparse.Namespace) -> Config:
-    if flags.config_file is not None:
-        return load_config(flags.config_file)
-    return load_config(DEFAULT_FILE) if DEFAULT_FILE.exists() else Config()
 
 
 def _source(flags: argparse.Namespace) -> Source:

@@ -188,6 +188,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(key for key in ("agent",) if getattr(self, key) != getattr(default, key))
 
 
+def read_config(path: Path | None) -> Config:
+    """The configuration of a file, by default of the usual one if it is there. Raises ConfigError."""
+    if path is not None:
+        return load_config(path)
+    return load_config(DEFAULT_FILE) if DEFAULT_FILE.exists() else Config()
+
+
 def load_config(path: Path) -> Config:
     """Read and check a configuration file. Raises ConfigError."""
     if path.exists() and not path.is_file() and not path.is_dir():

@@ -7,7 +7,6 @@ what a scrape costs, and a scrape must not be noticed by the job.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,8 @@ from typing import Final, Literal
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+
+from gpu_hpc_exporter.text import bounded
 
 Kind = Literal["counter", "gauge", "histogram"]
 MAX_LABEL_BYTES: Final = 200
@@ -163,11 +164,4 @@ def clean_label(text: str) -> str:
 
     What is cut ends in 8 digits of the whole text's hash, so that two long texts stay two.
     """
-    if text.isascii() and text.isprintable() and len(text) <= MAX_LABEL_BYTES:
-        return text
-    printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    encoded = printable.encode("utf-8", "replace")
-    if len(encoded) <= MAX_LABEL_BYTES:
-        return encoded.decode()
-    suffix = "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return encoded[: MAX_LABEL_BYTES - len(suffix)].decode("utf-8", "ignore") + suffix
+    return bounded(text, MAX_LABEL_BYTES)

@@ -17,10 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_hpc_exporter.config import DEFAULT_FILE, Config, Jobs, Slurm, load_config
+from gpu_hpc_exporter.config import DEFAULT_FILE, Jobs, Slurm, read_config
 from gpu_hpc_exporter.jobs.cgroup import Cgroup, parse_cgroup
 from gpu_hpc_exporter.jobs.identity import Identification, Settings, identify
-from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import Evidence
 from gpu_hpc_exporter.samplers.identities import HostLookups
 from gpu_hpc_exporter.samplers.job_parts import identity_settings
@@ -28,6 +27,7 @@ from gpu_hpc_exporter.sources.kubernetes.settings import settings_of
 from gpu_hpc_exporter.sources.kubernetes.source import KubernetesSource
 from gpu_hpc_exporter.sources.procfs import PROC, Processes, pid_view
 from gpu_hpc_exporter.sources.slurm.source import SlurmSource
+from gpu_hpc_exporter.text import bounded
 
 _WAIT_S: Final = 3.0
 """How long kubelet, API server and Slurm may take to answer."""
@@ -58,7 +58,7 @@ def add_identify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
 
 def run_identify(flags: argparse.Namespace) -> int:
     """Print the answer; status 1 where there is no such process. Raises ConfigError."""
-    jobs = _config(getattr(flags, "config_file", None)).jobs
+    jobs = read_config(getattr(flags, "config_file", None)).jobs
     settings = identity_settings(jobs, flags.procfs)
     evidence = Processes(flags.procfs, settings.variables, settings.user_name).read(flags.pid)
     if evidence is None:
@@ -111,12 +111,6 @@ def _told(place: Cgroup) -> dict[str, Any]:
         if inner is not None:
             told[name] = _told(inner)
     return told
-
-
-def _config(path: Path | None) -> Config:
-    if path is not None:
-        return load_config(path)
-    return load_config(DEFAULT_FILE) if DEFAULT_FILE.exists() else Config()
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from gpu_hpc_exporter.jobs.cgroup import UNKNOWN_FORMS
 from gpu_hpc_exporter.jobs.identity import Identification, Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Pod, SlurmJob
 from gpu_hpc_exporter.jobs.rules import Rule, RuleError, compile_rules
-from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import Evidence, Job, JobKind
 from gpu_hpc_exporter.sources.procfs import Processes, Users
+from gpu_hpc_exporter.text import bounded
 from unit.known import CID, CID2, PU, PU2, PU_, Known
 
 NOBODY = Known()

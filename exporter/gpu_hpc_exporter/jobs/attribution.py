@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import GpuJobs, Job, JobOnGpu
+from gpu_hpc_exporter.text import bounded
 
 MAX_ROWS: Final = 16
 """Jobs of one GPU that have a row of their own; the smallest of more are one row."""

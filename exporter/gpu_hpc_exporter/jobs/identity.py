@@ -28,8 +28,8 @@ from typing import Final, get_args
 from gpu_hpc_exporter.jobs.cgroup import UNKNOWN_FORMS, Cgroup, parse_cgroup
 from gpu_hpc_exporter.jobs.lookups import Lookups, Pod, SlurmJob
 from gpu_hpc_exporter.jobs.rules import Rule
-from gpu_hpc_exporter.jobs.text import MAX_COMM_BYTES, bounded
 from gpu_hpc_exporter.model import Evidence, Job, JobKind
+from gpu_hpc_exporter.text import MAX_COMM_BYTES, bounded
 
 NAME_VARIABLES: Final = (
     "JOB_NAME",

@@ -10,7 +10,6 @@ from typing import Final, Protocol
 
 from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
-from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job
 from gpu_hpc_exporter.samplers.jobs import Condition
 from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
@@ -19,6 +18,7 @@ from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
 from gpu_hpc_exporter.sources.procfs import PROC, PidView, pid_view
 from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
+from gpu_hpc_exporter.text import bounded
 
 _ONLY_OWN: Final = "environments of other users' processes cannot be read: names that only stand there are missing"
 

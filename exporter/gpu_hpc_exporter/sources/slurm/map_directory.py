@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from gpu_hpc_exporter.jobs.lookups import SlurmJob
-from gpu_hpc_exporter.jobs.text import bounded
 from gpu_hpc_exporter.model import Gpu, JobKind
+from gpu_hpc_exporter.text import bounded
 
 MAX_FILES: Final = 4096
 MAX_FILE_BYTES: Final = 65_536
