@@ -26,6 +26,7 @@ from gpu_hpc_exporter.sources.cupti import Cuda, Cupti, CuptiError, LibraryUnusa
 from gpu_hpc_exporter.sources.pm_sampling.libraries import Version, choose_library, version_of_api
 from gpu_hpc_exporter.sources.pm_sampling.metric_sets import OLDEST
 from gpu_hpc_exporter.sources.pm_sampling.protocol import (
+    MAX_TEXT,
     Alive,
     FromHelper,
     GpuState,
@@ -105,9 +106,9 @@ class _Helper:
             cuda.initialize()
             ordinals = {uuid: ordinal for ordinal, uuid in enumerate(cuda.uuids())}
             cupti.call(api.ProfilerInitialize())
-            self._send(Ready(cupti.path[:400], f"{version[0]}.{version[1]}"))
+            self._send(Ready(cupti.path[:MAX_TEXT], f"{version[0]}.{version[1]}"))
         except LibraryUnusableError as error:
-            self._send(Unusable("unsupported", str(error)[:400]))
+            self._send(Unusable("unsupported", str(error)[:MAX_TEXT]))
         except CuptiError as error:
             state: State = "no_permission" if error.denied else "failed"
             self._send(Unusable(state, DENIED if error.denied else str(error)))
@@ -121,7 +122,7 @@ class _Helper:
     def _load(self, cuda: Cuda) -> tuple[Cupti, Version]:
         driver = (cuda.version // 1000, cuda.version % 1000 // 10)
         path = self._library or choose_library(driver).path
-        self._send(Alive(f"load {path}"[:400]))
+        self._send(Alive(f"load {path}"[:MAX_TEXT]))
         cupti = Cupti(path)
         version = version_of_api(cupti.version)
         if not OLDEST <= version <= driver:

@@ -148,7 +148,7 @@ def start(tmp_path: Path, cupti: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             monkeypatch.setenv(name, value)
         sink = Recorder()
         wanted = {"library": str(cupti / "libcupti.so.12"), "yield_to": (), **settings}
-        sampler = PmSampler(sink, PmSampling(**wanted), interval_ms * MS, QUICK)  # type: ignore[arg-type]
+        sampler = PmSampler(sink, PmSampling(**wanted), interval_ms * MS, QUICK)  # type: ignore[arg-type]  # keys of the section
         machines.append(Machine(scenario, sampler, sink))
         sampler.start()
         machines[-1].list_gpus(*(gpus or [gpu(0)]))
@@ -283,7 +283,7 @@ def test_a14_kill_9_of_the_helper(start: Start) -> None:
         machine.sink.wait_for_new_windows()
         (pid,) = helpers()
         os.kill(pid, signal.SIGKILL)
-        machine.sink.wait_for(lambda count=count: len(machine.sink.restarts()) == count)  # type: ignore[misc]
+        machine.sink.wait_for(lambda count=count: len(machine.sink.restarts()) == count)  # type: ignore[misc]  # bound at once
         assert machine.sink.states()[-1] == ("failed", "the helper process has ended")
     machine.sink.wait_for_state("active")
 

@@ -183,7 +183,7 @@ def l2_copy() -> Step:
 def l2_reads() -> Step:
     """Reads of 16 MiB again and again, past L1: L2 near its limit, DRAM idle."""
     # Here, since this phase alone needs it: Triton comes with PyTorch for CUDA, and compiles at the first call.
-    from gpu.l2_reads import read_repeatedly  # noqa: PLC0415
+    from gpu.l2_reads import read_repeatedly  # noqa: PLC0415  as said
 
     source = torch.empty(16 << 20, dtype=torch.uint8, device=DEVICE).random_().view(torch.int32)
 

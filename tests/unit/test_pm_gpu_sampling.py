@@ -345,8 +345,8 @@ def test_whatever_comes_windows_are_told_once_and_return(interval_ms: int, steps
     gpu = Gpu()
     sampling = gpu.sample(interval_ms * MS)
     for trouble, seconds, code in steps:
-        gpu.silent = lambda _, on=trouble == "silence": on  # type: ignore[misc]
-        gpu.overflows = lambda _, on=trouble == "overflow": on  # type: ignore[misc]
+        gpu.silent = lambda _, on=trouble == "silence": on  # type: ignore[misc]  # bound at once
+        gpu.overflows = lambda _, on=trouble == "overflow": on  # type: ignore[misc]  # bound at once
         gpu.decode_cost_ns = (90 if trouble == "dear" else 5) * MS
         gpu.decode_errors = [code] * 3 if trouble == "decode" else []
         gpu.open_errors = [code] * 3 if trouble == "open" else []

@@ -115,10 +115,6 @@ class ProfilerInitialize(Params):
     _fields_ = _HEAD
 
 
-class ProfilerDeInitialize(Params):
-    _fields_ = _HEAD
-
-
 class DeviceGetChipName(Params):
     _fields_ = [*_HEAD, ("deviceIndex", c_size_t), ("pChipName", c_char_p)]
 
@@ -245,7 +241,6 @@ class PmCounterDataGetSampleInfo(Params):
 
 CALLS: Final[dict[type[Params], tuple[str, str]]] = {
     ProfilerInitialize: ("cuptiProfilerInitialize", "CUpti_Profiler_Initialize_Params"),
-    ProfilerDeInitialize: ("cuptiProfilerDeInitialize", "CUpti_Profiler_DeInitialize_Params"),
     DeviceGetChipName: ("cuptiDeviceGetChipName", "CUpti_Device_GetChipName_Params"),
     HostInitialize: ("cuptiProfilerHostInitialize", "CUpti_Profiler_Host_Initialize_Params"),
     HostDeinitialize: ("cuptiProfilerHostDeinitialize", "CUpti_Profiler_Host_Deinitialize_Params"),

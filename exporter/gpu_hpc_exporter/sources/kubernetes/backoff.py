@@ -25,4 +25,4 @@ class Backoff:
             self._next_s = self._first_s
         wait = self._next_s * random.uniform(0.5, 1.0)  # noqa: S311  no secret
         self._next_s = min(2 * self._next_s, self._longest_s)
-        return max(wait, min(asked_s, LONGEST_S) * random.uniform(1.0, 1.1))  # noqa: S311
+        return max(wait, min(asked_s, LONGEST_S) * random.uniform(1.0, 1.1))  # noqa: S311  no secret

@@ -100,7 +100,7 @@ class PodResourcesClient:
         return f"user {os.getuid()} may not open {self._socket}: it is root's, run the exporter's container as root"
 
     def _call(self) -> bytes:
-        import grpc  # noqa: PLC0415
+        import grpc  # noqa: PLC0415  as above
 
         options = [
             ("grpc.max_receive_message_length", _MAX_ANSWER),
@@ -119,7 +119,7 @@ class PodResourcesClient:
                 self._channel = None
 
     def _failure(self, error: grpc.RpcError) -> KubeletError:
-        import grpc  # noqa: PLC0415
+        import grpc  # noqa: PLC0415  as above
 
         code = error.code() if isinstance(error, grpc.Call) else None
         detail = clean(str(error.details() or "")) if isinstance(error, grpc.Call) else ""
