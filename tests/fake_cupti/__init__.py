@@ -6,19 +6,17 @@ README.md describes the scenario language.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
-import mmap
 import os
 import re
-import struct
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fake_library import ScenarioError, ScenarioFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -29,16 +27,10 @@ RUNTIME = "libfake_cupti.so"  # scenario, clock and counts, which the two librar
 DRIVER = "libcuda.so.1"
 PERFWORKS = ("libnvperf_host.so", "libnvperf_target.so")  # NVIDIA ships them beside libcupti; empty here
 _SOURCE = Path(__file__).parent
-_DEVICES = 32
-_RECORD = struct.Struct(f"56s q {_DEVICES}q")
 _FLAGS = (
     *("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g"),
     *("-fPIC", "-shared", "-pthread", "-Wl,-rpath,$ORIGIN"),
 )
-
-
-class ScenarioError(ValueError):
-    """A scenario that the library cannot read; the message names the line."""
 
 
 def functions() -> frozenset[str]:
@@ -97,7 +89,7 @@ class Stats:
     max_inside: Mapping[int, int]  # device: most threads of one process at once in its calls
 
 
-class CuptiScenario:
+class CuptiScenario(ScenarioFile):
     """A scenario file and the call counts of the processes that run with it.
 
     Its files differ in name from those of fake_nvml's `Scenario`: both may live in one directory.
@@ -107,11 +99,9 @@ class CuptiScenario:
         """Write the scenario into `directory`, for the libraries built in `library`."""
         self._locks = directory / "cupti_locks"
         self._locks.mkdir(parents=True, exist_ok=True)
-        self.path = directory / "cupti_scenario.txt"
         self._library = library
-        self._calls = directory / "cupti_calls.bin"
-        self._calls.unlink(missing_ok=True)
-        self.rewrite(text)
+        checker = (library / RUNTIME, "fake_cupti_check")
+        super().__init__(directory / "cupti_scenario.txt", directory / "cupti_calls.bin", checker, text)
 
     @property
     def env(self) -> dict[str, str]:
@@ -123,25 +113,6 @@ class CuptiScenario:
             "FAKE_CUPTI_LOCKS": str(self._locks),
         }
 
-    def rewrite(self, text: str) -> None:
-        """Replace the scenario; running processes follow with their next call after 25 ms."""
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix="cupti_scenario.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        try:
-            self._check(name)
-            Path(name).replace(self.path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-
-    def _check(self, name: str) -> None:
-        """Let the library's own parser read a scenario file."""
-        library = ctypes.CDLL(str(self._library / RUNTIME))
-        error = ctypes.create_string_buffer(512)
-        size = ctypes.c_size_t(len(error))
-        if library.fake_cupti_check(os.fsencode(name), error, size) != 0:
-            raise ScenarioError(error.value.decode(errors="replace").removeprefix(name + ":"))
-
     @contextmanager
     def other_owner(self, device: int) -> Iterator[None]:
         """Own the device's counters meanwhile, as another profiler does: CUPTI is then busy."""
@@ -149,40 +120,15 @@ class CuptiScenario:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
 
-    def _records(self) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-        """All counters: name, total, per device."""
-        if not self._calls.exists() or self._calls.stat().st_size == 0:
-            return
-        with (
-            self._calls.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            content = data[:]
-        for name, total, *devices in _RECORD.iter_unpack(content):
-            yield name.rstrip(b"\0").decode(), total, tuple(devices)
-
-    def calls(self, device: int | None = None) -> dict[str, int]:
-        """How often each function was called, of all calls or of those on one device of the scenario.
-
-        Functions that were never called are absent.
-        """
-        counts = (
-            (name, total if device is None else devices[device])
-            for name, total, devices in self._records()
-            if not name.startswith("@")
-        )
-        return {name: count for name, count in counts if count}
-
     def stats(self) -> Stats:
         """Return what the libraries noticed about their callers so far."""
-        found = {name: (total, devices) for name, total, devices in self._records()}
+        found = self.noticed()
 
         def total(name: str) -> int:
-            return found.get("@" + name, (0, ()))[0]
+            return found.get(name, (0, {}))[0]
 
         def by_device(name: str) -> dict[int, int]:
-            devices = found.get("@" + name, (0, ()))[1]
-            return {device: count for device, count in enumerate(devices) if count}
+            return found.get(name, (0, {}))[1]
 
         return Stats(
             reloads=total("reloads"),
@@ -195,12 +141,3 @@ class CuptiScenario:
             hangs=total("hangs"),
             max_inside=by_device("max_inside"),
         )
-
-    def wait_for_calls(self, function: str, count: int, timeout: float = 10.0) -> int:
-        """Wait until a function was called `count` times in all; return the calls so far."""
-        deadline = time.monotonic() + timeout
-        while (seen := self.calls().get(function, 0)) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{function}: {seen} calls instead of {count} in {timeout} s")
-            time.sleep(0.005)
-        return seen

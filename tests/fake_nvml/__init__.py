@@ -6,35 +6,26 @@ README.md describes the scenario language.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 import re
-import struct
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fake_library import ScenarioError, ScenarioFile
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ["Scenario", "ScenarioError", "Stats", "build", "functions"]
 
 LIBRARY = "libnvidia-ml.so.1"
 _SOURCE = Path(__file__).parent
-_DEVICES = 32
-_RECORD = struct.Struct(f"56s q {_DEVICES}q")
 _FLAGS = (
     *("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g"),
     *("-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", "-pthread"),
 )
-
-
-class ScenarioError(ValueError):
-    """A scenario that the library cannot read; the message names the line."""
 
 
 def functions() -> frozenset[str]:
@@ -85,17 +76,15 @@ class Stats:
     gpm_max_inside: Mapping[int, int]  # device: most threads at once in its GPM calls
 
 
-class Scenario:
+class Scenario(ScenarioFile):
     """A scenario file and the call counts of the processes that run with it."""
 
     def __init__(self, directory: Path, library: Path, text: str) -> None:
         """Write the scenario into `directory`, for the library built in `library`."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / "scenario.txt"
         self._library = library
-        self._calls = directory / "calls.bin"
-        self._calls.unlink(missing_ok=True)
-        self.rewrite(text)
+        checker = (library / LIBRARY, "fake_nvml_check")
+        super().__init__(directory / "scenario.txt", directory / "calls.bin", checker, text)
 
     @property
     def env(self) -> dict[str, str]:
@@ -106,59 +95,15 @@ class Scenario:
             "FAKE_NVML_CALLS": str(self._calls),
         }
 
-    def rewrite(self, text: str) -> None:
-        """Replace the scenario; running processes follow with their next call after 25 ms."""
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix="scenario.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        try:
-            self._check(name)
-            Path(name).replace(self.path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-
-    def _check(self, name: str) -> None:
-        """Let the library's own parser read a scenario file."""
-        library = ctypes.CDLL(str(self._library / LIBRARY))
-        error = ctypes.create_string_buffer(512)
-        size = ctypes.c_size_t(len(error))
-        if library.fake_nvml_check(os.fsencode(name), error, size) != 0:
-            raise ScenarioError(error.value.decode(errors="replace").removeprefix(name + ":"))
-
-    def _records(self) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-        """All counters: name, total, per device."""
-        if not self._calls.exists() or self._calls.stat().st_size == 0:
-            return
-        with (
-            self._calls.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            content = data[:]
-        for name, total, *devices in _RECORD.iter_unpack(content):
-            yield name.rstrip(b"\0").decode(), total, tuple(devices)
-
-    def calls(self, device: int | None = None) -> dict[str, int]:
-        """How often each function was called, of all calls or of those on one device.
-
-        Functions that were never called are absent.
-        """
-        counts = (
-            (name, total if device is None else devices[device])
-            for name, total, devices in self._records()
-            if not name.startswith("@")
-        )
-        return {name: count for name, count in counts if count}
-
     def stats(self) -> Stats:
         """Return what the library noticed about its callers so far."""
-        found = {name: (total, devices) for name, total, devices in self._records()}
+        found = self.noticed()
 
         def total(name: str) -> int:
-            return found.get("@" + name, (0, ()))[0]
+            return found.get(name, (0, {}))[0]
 
         def peaks(name: str) -> dict[int, int]:
-            devices = found.get("@" + name, (0, ()))[1]
-            return {device: peak for device, peak in enumerate(devices) if peak}
+            return found.get(name, (0, {}))[1]
 
         return Stats(
             reloads=total("reloads"),
@@ -170,12 +115,3 @@ class Scenario:
             max_inside=peaks("max_inside"),
             gpm_max_inside=peaks("gpm_max_inside"),
         )
-
-    def wait_for_calls(self, function: str, count: int, timeout: float = 10.0) -> int:
-        """Wait until a function was called `count` times in all; return the calls so far."""
-        deadline = time.monotonic() + timeout
-        while (seen := self.calls().get(function, 0)) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{function}: {seen} calls instead of {count} in {timeout} s")
-            time.sleep(0.005)
-        return seen
