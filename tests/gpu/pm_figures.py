@@ -1,7 +1,8 @@
 """Figures of PM sampling on a real GPU, as tables for docs/benchmarks.md.
 
     python tests/gpu/pm_figures.py long       # six minutes at 10 ms: every window, every workload, memory
-    python tests/gpu/pm_figures.py intervals  # 100 ms and 1 ms under GEMM and copy: windows, CPU
+    python tests/gpu/pm_figures.py l2         # the two workloads of L2 alone
+    python tests/gpu/pm_figures.py intervals  # 100, 10 and 1 ms under GEMM and copy: windows, CPU
     python tests/gpu/pm_figures.py jitter     # lengths of windows at 100, 10 and 1 ms
     python tests/gpu/pm_figures.py launches   # time per launch with and without sampling (needs nvcc)
     python tests/gpu/pm_figures.py kill       # 20 times kill -9 of the helper (needs nvcc)
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -156,7 +157,16 @@ class Span:
 def long(directory: Path, seconds: float) -> None:
     """All workloads at 10 ms in one run of six minutes, the helper's memory along the way."""
     phases = ("idle", "gemm", "copy", "h2d", "d2h", "l2_copy", "train", "inference_graph", "launch_bound", "l2_reads")
-    length = seconds or 33
+    every_phase(directory, seconds or 33, phases)
+
+
+def l2(directory: Path, seconds: float) -> None:
+    """Copies within L2 and reads that saturate it, at 10 ms."""
+    every_phase(directory, seconds or 15, ("l2_copy", "l2_reads"))
+
+
+def every_phase(directory: Path, length: float, phases: Sequence[str]) -> None:
+    """A table of what was measured in each phase, and of the windows and the helper's memory."""
     with sampling(directory, 10) as exporter:
         whole = Span(exporter)
         pid = helper_pid(exporter)
@@ -217,9 +227,9 @@ def say_windows(label: str, span: Span, interval_ms: float) -> None:
 
 
 def intervals(directory: Path, seconds: float) -> None:
-    """CPU and windows at 100 ms and 1 ms under GEMM and copy; 10 ms is the long run's."""
+    """CPU and windows at 100, 10 and 1 ms under GEMM and copy."""
     length = seconds or 20
-    for interval_ms in (100, 1):
+    for interval_ms in (100, 10, 1):
         with (
             sampling(directory, interval_ms) as exporter,
             workload(directory, length + 3, "gemm", "copy") as (process, marks),
@@ -355,6 +365,7 @@ def ncu(directory: Path, _: float) -> None:
 
 FIGURES = {
     "long": long,
+    "l2": l2,
     "intervals": intervals,
     "jitter": jitter,
     "launches": launches,

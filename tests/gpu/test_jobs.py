@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from exporter_process import Samples, run_exporter
+from gpu.slurm_cgroup import slurm_cgroup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 
@@ -25,7 +26,6 @@ torch.cuda.synchronize()
 print("ready", flush=True)
 sys.stdin.read()
 """
-SLURM = Path("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_123/step_0/user/task_0")
 
 
 @contextmanager
@@ -44,36 +44,29 @@ def holding(directory: Path, job_name: str, cgroup: Path | None = None) -> Itera
         (cgroup / "cgroup.procs").write_text(str(process.pid))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
-def slurm_cgroup() -> Iterator[Path | None]:
-    """A cgroup such as slurmstepd makes, None where none can be made."""
-    try:
-        SLURM.mkdir(parents=True)
-    except OSError:
-        yield None
-        return
-    yield SLURM
-    for folder in (SLURM, *list(SLURM.parents)[:4]):
-        folder.rmdir()
+def cgroup() -> Iterator[Path | None]:
+    with slurm_cgroup(123) as directory:
+        yield directory
 
 
 def jobs(samples: Samples) -> set[str]:
     return {dict(labels)["job"] for labels in samples.all("gpu_hpc_job_info", gpu="0")}
 
 
-def test_two_jobs_on_one_gpu_and_in_turn(tmp_path: Path, slurm_cgroup: Path | None) -> None:
+def test_two_jobs_on_one_gpu_and_in_turn(tmp_path: Path, cgroup: Path | None) -> None:
     """Both are named while they share the GPU, the seed gauges carry the one that is left, and nobody at the end."""
-    first = "slurm-123" if slurm_cgroup is not None else "first"
+    first = "slurm-123" if cgroup is not None else "first"
     with run_exporter(tmp_path) as exporter:
         with holding(tmp_path, "second") as second:
-            with holding(tmp_path, "first", slurm_cgroup):
+            with holding(tmp_path, "first", cgroup):
                 samples = exporter.wait_for(lambda s: jobs(s) == {first, "second"}, timeout=30)
                 assert samples.one("gpu_hpc_gpu_jobs", gpu="0") == 2
                 assert samples.one("gpu_hpc_sm_utilization_ratio", gpu="0", job="") >= 0

@@ -1,4 +1,4 @@
-"""Workloads whose bottleneck is known, run one after the other on one GPU; nine of them by default.
+"""Workloads whose bottleneck is known, run one after the other on one GPU; ten of them by default.
 
     python tests/gpu/workload.py --seconds 22 --marks marks.txt --counts counts.jsonl
 
@@ -195,9 +195,14 @@ def l2_reads() -> Step:
     return step
 
 
+def shared() -> Step:
+    """Matrix products, while another job holds memory of the GPU too."""
+    return gemm()
+
+
 RECORDED: tuple[Callable[[], Step], ...] = (
     *(idle, gemm, copy, h2d, d2h),
-    *(embedding_cpu_index, launch_bound, train, inference_graph),
+    *(embedding_cpu_index, launch_bound, shared, train, inference_graph),
 )
 """The phases of a recording, in their order."""
 PHASES: dict[str, Callable[[], Step]] = {make.__name__: make for make in (*RECORDED, l2_copy, l2_reads)}
@@ -223,6 +228,7 @@ def main() -> None:
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=[make.__name__ for make in RECORDED])
     parser.add_argument("--marks", type=Path)
     parser.add_argument("--counts", type=Path)
+    parser.add_argument("--hold", action="store_true", help="keep the GPU when done, until standard input ends")
     args = parser.parse_args()
     for name in args.phases:
         step = PHASES[name]()
@@ -237,6 +243,10 @@ def main() -> None:
             append(args.counts, json.dumps({"phase": name, "begin": begin, "end": end, **totals}))
         del step
         torch.cuda.empty_cache()
+    if args.hold:
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
