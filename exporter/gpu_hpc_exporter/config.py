@@ -18,7 +18,7 @@ DEFAULT_PORT: Final = 9836
 DEFAULT_DRIVER_ROOT: Final = Path("/run/nvidia/driver")
 """Where NVIDIA's GPU operator mounts the driver container's root."""
 DEFAULT_RECORDING: Final = Path(__file__).parent / "recordings" / "nvidia-h200__580.159.04.jsonl.gz"
-"""What `--source=replay` plays when no file is named: nine workloads recorded on an H200."""
+"""What `--source=replay` plays when no file is named: ten workloads recorded on an H200."""
 
 RULE_GROUPS: Final = ("job", "job_id", "kind", "user", "namespace", "pod", "container", "rank")
 """Named groups that a rule's regular expressions may have."""

@@ -20,12 +20,12 @@ PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
-RECORDING_SECONDS = 113.0
+RECORDING_SECONDS = 217.0
 COMES_AND_GOES = ("gpu_hpc_l2_cache_miss_rate", "gpu_hpc_l2_cache_miss_ratio")
 """Absent while L2 has next to nothing to do, as in some of the recording's phases: two scrapes may differ in them."""
 """A little less than the shipped recording lasts."""
 CLASSES = {"compute_bound", "dram_bound", "pcie_bound", "idle", "starved", "mixed"}
-"""Classes that the nine recorded workloads pass through."""
+"""Classes that the recorded workloads pass through."""
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ from gpu_hpc_exporter.sources.recording import Line, decode_line, encode_event
 from gpu_hpc_exporter.sources.replay import Recording, RecordingError, loop, play, time_of
 from unit.objects import G0, G1, GAUGE_WINDOW_NS, M1, NS, Clock, inventory, readings, window
 
-NINE_WORKLOADS = {
+WORKLOADS = {
     "idle",
     "gemm",
     "copy",
@@ -65,6 +65,7 @@ NINE_WORKLOADS = {
     "d2h",
     "embedding_cpu_index",
     "launch_bound",
+    "shared",
     "train",
     "inference_graph",
 }
@@ -456,14 +457,17 @@ def shipped() -> Recording:
 
 
 def test_the_shipped_recording(shipped: Recording) -> None:
-    """It has nine workloads, one GPU with a masked identity, and minutes of windows."""
-    assert {phase.name for phase in shipped.phases} - {"between"} == NINE_WORKLOADS
+    """It has ten workloads, of two jobs, one GPU with a masked identity, and minutes of windows."""
+    assert {phase.name for phase in shipped.phases} - {"between"} == WORKLOADS
     assert shipped.header.gpus == ["GPU-00000000-0000-0000-0000-000000000000"]
     assert all(not gpu.serial for event in shipped.events if isinstance(event, Inventory) for gpu in event.gpus)
-    assert shipped.duration_ns > 100 * NS
+    assert shipped.duration_ns > 200 * NS
     windows = Counter(event.source for event in shipped.events if isinstance(event, Window))
     assert windows.keys() == {"gpm", "pm_sampling"}
-    assert min(windows.values()) > 1000
+    assert min(windows.values()) > 2000
+    told = [event for event in shipped.events if isinstance(event, JobsInForce)]
+    together = {tuple(sorted(share.job.job for share in gpu.jobs)) for event in told for gpu in event.gpus.values()}
+    assert together == {(), ("bert_finetune",), ("bert_finetune", "llama_pretrain"), ("llama_pretrain",)}
 
 
 def counter_totals(snapshot: FleetSnapshot) -> dict[tuple[str, object], float]:
