@@ -364,8 +364,8 @@ JOB_PROCESSES = Spec(
 JOB_SM = Spec(
     "gpu_hpc_job_sm_ratio",
     "gauge",
-    "Share of the time in which kernels of this job's processes ran (0-1), as the driver samples it; says nothing of "
-    "how hard. Absent where the driver has no sample of the last seconds.",
+    "Share of the time in which kernels of this job's processes ran (0-1), as the driver samples it, taken every 15 "
+    "seconds and when a process begins; says nothing of how hard. Absent where the driver has no new sample.",
     JOB,
 )
 MEMORY_UNATTRIBUTED = Spec(

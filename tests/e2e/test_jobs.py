@@ -108,8 +108,10 @@ def test_two_jobs_share_a_gpu_and_take_turns(run: Run, node: Node) -> None:
     assert samples.get("gpu_hpc_job_memory_used_bytes", job="web", **gpu) is None
 
     (node.map / "job-123").unlink()
-    machine.scenario.rewrite(TWO_GPUS + second)
-    machine.exporter.wait_for(lambda s: seed_jobs(s, 0) == {"web"} and jobs_of(s, 0).keys() == {"web"})
+    machine.scenario.rewrite(TWO_GPUS + second.replace("\n", " sm 70\n"))
+    samples = machine.exporter.wait_for(lambda s: seed_jobs(s, 0) == {"web"} and jobs_of(s, 0).keys() == {"web"})
+    # The driver's share of a process that is new is not waited for.
+    assert samples.one("gpu_hpc_job_sm_ratio", job="web", **gpu) == 0.7
 
     machine.scenario.rewrite(TWO_GPUS)
     samples = machine.exporter.wait_for(lambda s: seed_jobs(s, 0) == {""} and not jobs_of(s, 0))

@@ -24,16 +24,17 @@ import json, sys, time
 import pynvml
 from gpu_hpc_exporter.sources.nvml.processes import ProcessReader
 
-total, instance, index, times = json.loads(sys.argv[1])
+total, instance, index, times, moments = json.loads(sys.argv[1])
 pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByIndex(0)
 if index is not None:
     handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
 reader = ProcessReader(handle, "GPU 0", instance, lambda call: None)
-found = reader.read(total)
+for second in moments:
+    found = reader.read(total, int(second * 1e9))
 begin = time.perf_counter()
 for _ in range(times):
-    reader.read(total)
+    reader.read(total, 0)
 seconds = (time.perf_counter() - begin) / times if times else 0
 processes = found.processes and [[p.pid, p.memory_bytes, p.sm_ratio] for p in found.processes]
 print(json.dumps([processes if found.processes is not None else None,
@@ -44,7 +45,8 @@ print(json.dumps([processes if found.processes is not None else None,
 class Told:
     """What the reader said of the first GPU, or of its MIG instance at an index."""
 
-    def __init__(self, answer: list[Any]) -> None:
+    def __init__(self, answer: list[Any], calls: Mapping[str, int]) -> None:
+        self.calls = calls
         self.processes, self.problem, self.errors, self.is_unsupported, self.seconds = answer
         if self.processes is not None:
             self.processes = [tuple(process) for process in self.processes]
@@ -59,14 +61,15 @@ def read(
     instance: int | None = None,
     index: int | None = None,
     times: int = 0,
+    moments: tuple[float, ...] = (0,),
 ) -> Told:
-    """Run the reader once on a machine whose driver does what the scenario says."""
+    """Run the reader on a machine whose driver does what the scenario says, at these seconds of its life."""
     scenario = Scenario(directory, library, text)
     environment: Mapping[str, str] = {**os.environ, **scenario.env}
-    command = [sys.executable, "-c", READ, json.dumps([total, instance, index, times])]
+    command = [sys.executable, "-c", READ, json.dumps([total, instance, index, times, moments])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    return Told(json.loads(done.stdout))
+    return Told(json.loads(done.stdout), scenario.calls())
 
 
 THREE = "".join(f"process 0 pid {4100 + n} memory {n * GIB}\n" for n in (1, 2, 3))
@@ -133,6 +136,15 @@ def test_sm_shares(tmp_path: Path, library: Path) -> None:
     lines = "process 0 pid 7 sm 40\nprocess 0 pid 8\nprocess 0 pid 9 sm 101\nprocess 0 pid 10 sm 0\n"
     told = read(tmp_path, library, f"device 0\n{lines}")
     assert told.processes == [(7, 0, 0.4), (8, 0, None), (9, 0, None), (10, 0, 0.0)]
+
+
+def test_sm_shares_are_asked_for_seldom(tmp_path: Path, library: Path) -> None:
+    """They cost the driver milliseconds: every 15 seconds, and what was said is kept between."""
+    told = read(tmp_path, library, "device 0\nprocess 0 pid 7 sm 40\n", moments=(0, 2, 14.9))
+    assert told.processes == [(7, 0, 0.4)]
+    assert told.calls["nvmlDeviceGetProcessUtilization"] == 1
+    told = read(tmp_path, library, "device 0\nprocess 0 pid 7 sm 40\n", moments=(0, 15, 17))
+    assert told.calls["nvmlDeviceGetProcessUtilization"] == 2
 
 
 def test_no_processes_are_a_list_too(tmp_path: Path, library: Path) -> None:

@@ -216,7 +216,7 @@ class GpuOwner:
     def _read_processes(self, row: _Row, now_ns: int, total_bytes: float | None) -> None:
         if row.processes is None or now_ns < row.processes_due_ns:
             return
-        found = row.processes.read(total_bytes)
+        found = row.processes.read(total_bytes, now_ns)
         row.processes_due_ns = now_ns + (REPROBE_NS if found.is_unsupported else PERIOD_NS)
         for code in found.errors:
             self._sink.put(DriverError(now_ns, code))
