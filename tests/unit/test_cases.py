@@ -135,6 +135,20 @@ def test_b13_nothing_is_asserted_of_what_a_driver_says() -> None:
     assert asserts == []
 
 
+def test_e06_no_process_is_forked_after_the_driver_was_opened() -> None:
+    """E06: a child that inherits an opened driver library reads nothing; ours are other programs, started anew."""
+    forks = [
+        f"{path.name}:{node.lineno}"
+        for path in PRODUCT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in {"fork", "forkpty", "ProcessPoolExecutor"})
+        or (isinstance(node, ast.keyword) and node.arg == "preexec_fn")
+        or (isinstance(node, ast.Import) and any("multiprocessing" in alias.name for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and node.module in {"multiprocessing", "concurrent.futures.process"})
+    ]
+    assert forks == []
+
+
 def served(fleet: Fleet) -> int:
     """Samples of an exposition."""
 
