@@ -1,0 +1,17 @@
+# The exporter with all that it can use in a container: CUPTI for PM sampling, gRPC for the kubelet.
+FROM python:3.13.14-slim-bookworm AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY exporter exporter
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+    && python -m venv --without-pip /opt/gpu-hpc-exporter \
+    && python -m pip --python /opt/gpu-hpc-exporter install --no-cache-dir "$(echo /wheels/*.whl)[cupti,kubernetes]"
+
+FROM python:3.13.14-slim-bookworm
+COPY --from=build /opt/gpu-hpc-exporter /opt/gpu-hpc-exporter
+ENV PATH=/opt/gpu-hpc-exporter/bin:$PATH
+# For NVIDIA's container runtime, where it is the default or a Kubernetes runtime class; CUPTI needs `compute`.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility,compute
+USER 65534:65534
+EXPOSE 9836
+ENTRYPOINT ["gpu-hpc-exporter"]

@@ -1,0 +1,491 @@
+"""What deploy/ holds, given to the programs that read it: Prometheus, Alertmanager, systemd, schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import kubernetes_validate  # type: ignore[import-untyped]  # ships no types; one function calls it
+import pytest
+import yaml
+
+from exporter_process import free_port, run_exporter
+from gpu_hpc_exporter import __version__
+from gpu_hpc_exporter.config import DEFAULT_FILE, DEFAULT_PORT, Kubernetes, load_config
+from prometheus_process import run_prometheus
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+BASE = DEPLOY / "kubernetes/base"
+OPERATOR = DEPLOY / "kubernetes/prometheus-operator"
+RULE_FILES = sorted((ROOT / "alert-rules").glob("*.yml"))
+SCRAPES = sorted(DEPLOY.glob("*/scrape-*.yml"))
+ALERTMANAGER = DEPLOY / "alertmanager/alertmanager.yml"
+UNIT = DEPLOY / "systemd/gpu-hpc-exporter.service"
+CONFIG = DEPLOY / "systemd/config.yaml"
+
+Labels = Mapping[str, str]
+T = TypeVar("T")
+
+
+def read(file: Path) -> Any:
+    return yaml.safe_load(file.read_text())
+
+
+def run(*command: str | Path, status: int = 0, cwd: Path = ROOT) -> str:
+    """Both outputs of a command that has to end with this status."""
+    done = subprocess.run(
+        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------------------------
+
+
+def documents(folder: Path) -> dict[str, Any]:
+    """The documents of a folder that go to the cluster, by their kinds, each of which is there once."""
+    found = [
+        document
+        for name in read(folder / "kustomization.yaml")["resources"]
+        if name.endswith(".yaml")
+        for document in yaml.safe_load_all((folder / name).read_text())
+    ]
+    assert len({document["kind"] for document in found}) == len(found)
+    return {document["kind"]: document for document in found}
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Any]:
+    return documents(BASE)
+
+
+@pytest.fixture(scope="module")
+def pod(manifests: dict[str, Any]) -> Any:
+    """The pods' specification."""
+    return manifests["DaemonSet"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("version", ["1.27", "1.37"])
+def test_kubernetes_knows_every_field(version: str, manifests: dict[str, Any]) -> None:
+    """The strict schemas of an old and of a new version: a misspelt key is an error."""
+    for document in manifests.values():
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_selectors_find_the_pods(manifests: dict[str, Any]) -> None:
+    """The set its pods, the Service the same, and each the port by its name."""
+    template = manifests["DaemonSet"]["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert manifests["DaemonSet"]["spec"]["selector"]["matchLabels"] == labels
+    service = manifests["Service"]["spec"]
+    assert service["selector"] == labels
+    (container,) = template["spec"]["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": DEFAULT_PORT}]
+    assert service["ports"] == [{"name": "metrics", "port": DEFAULT_PORT, "targetPort": "metrics"}]
+    assert service["publishNotReadyAddresses"] is True
+
+
+def test_account_may_do_what_the_exporter_does(manifests: dict[str, Any], pod: Any) -> None:
+    """One name from the pods to the role, in the namespace that kustomize sets."""
+    binding, role = manifests["ClusterRoleBinding"], manifests["ClusterRole"]
+    name = pod["serviceAccountName"]
+    assert manifests["ServiceAccount"]["metadata"]["name"] == name
+    namespace = read(BASE / "kustomization.yaml")["namespace"]
+    assert manifests["Namespace"]["metadata"]["name"] == namespace
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    allowed = {
+        (group, kind): rule["verbs"]
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+    }
+    assert allowed == {("", "pods"): ["list", "watch"], ("resource.k8s.io", "resourceslices"): ["list"]}
+
+
+def test_pod_sees_what_it_needs_and_may_no_more(pod: Any) -> None:
+    """Where the exporter looks by default is mounted, read-only; every volume is used."""
+    (container,) = pod["containers"]
+    mounted = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert {mount["name"] for mount in mounted.values()} == set(volumes)
+    kubelet = str(Path(Kubernetes().socket).parent)
+    assert volumes[mounted[kubelet]["name"]]["hostPath"]["path"] == kubelet
+    assert mounted[kubelet]["readOnly"] is True
+    assert mounted[str(DEFAULT_FILE.parent)]["readOnly"] is True
+    assert pod["hostPID"] is True
+    assert container["env"] == [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    assert container["securityContext"] | {"runAsUser": 0, "runAsGroup": 0} == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_probes_ask_what_the_exporter_answers(pod: Any, tmp_path: Path) -> None:
+    """The running exporter says 200 to both, to the second once every GPU was asked."""
+    (container,) = pod["containers"]
+    probes = [container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
+    assert [probe["path"] for probe in probes] == ["/-/healthy", "/-/ready"]
+    assert {probe["port"] for probe in probes} == {"metrics"}
+    with run_exporter(tmp_path, "--source=replay") as exporter:
+        wait_until(lambda: [exporter.fetch(probe["path"])[0] for probe in probes] == [200, 200])
+
+
+def test_kustomizations_name_what_is_there(pod: Any) -> None:
+    """Files exist, the image is the one that is renamed, in the version of the package."""
+    for file in sorted(DEPLOY.glob("kubernetes/*/kustomization.yaml")):
+        assert all((file.parent / name).exists() for name in read(file).get("resources", ()))
+    (image,) = read(BASE / "kustomization.yaml")["images"]
+    assert image == {"name": pod["containers"][0]["image"], "newTag": __version__}
+
+
+def test_privileged_component_patches_the_container(manifests: dict[str, Any]) -> None:
+    """Its path leads to something, so that kustomize replaces it, and the result is valid."""
+    (patch,) = read(DEPLOY / "kubernetes/privileged/kustomization.yaml")["patches"]
+    daemon_set = json.loads(json.dumps(manifests["DaemonSet"]))
+    assert patch["target"] == {"kind": "DaemonSet", "name": daemon_set["metadata"]["name"]}
+    (step,) = yaml.safe_load(patch["patch"])
+    assert step["op"] == "replace"
+    *way, last = step["path"].removeprefix("/").split("/")
+    place = daemon_set
+    for key in way:
+        place = place[int(key) if key.isdecimal() else key]
+    assert last in place
+    place[last] = step["value"]
+    kubernetes_validate.validate(daemon_set, "1.37", strict=True)
+
+
+# --- for the Prometheus operator --------------------------------------------------------------------------------------
+
+
+def test_generated_files_are_current() -> None:
+    """Whoever changes rules or the scrape configuration has to run scripts/build-deploy."""
+    run(sys.executable, ROOT / "scripts/build-deploy", "--check")
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new", "stale"),
+    [
+        ("alert-rules/owner.yml", "gpu:owner:info", "gpu:owner:other", "prometheusrule"),
+        ("deploy/prometheus/scrape-kubernetes.yml", "honor_labels: true", "honor_labels: false", "servicemonitor"),
+    ],
+)
+def test_check_finds_what_was_not_generated(source: str, old: str, new: str, stale: str, tmp_path: Path) -> None:
+    """A change of a source fails the check until the script has run."""
+    for folder in ("alert-rules", "deploy", "scripts"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    file, script = tmp_path / source, tmp_path / "scripts/build-deploy"
+    run(sys.executable, script)
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    said = run(sys.executable, script, "--check", status=1)
+    assert re.findall(r"(\w+)\.yaml is not current", said) == [stale]
+    run(sys.executable, script)
+    run(sys.executable, script, "--check")
+
+
+def test_operator_gets_every_rule(tmp_path: Path) -> None:
+    """The groups of all files, unchanged, as Prometheus takes them."""
+    rule = documents(OPERATOR)["PrometheusRule"]
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+    assert rule["spec"] == {"groups": [group for file in RULE_FILES for group in read(file)["groups"]]}
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump(rule["spec"]))
+    run("promtool", "check", "rules", file)
+
+
+def test_operator_scrapes_as_prometheus_does(manifests: dict[str, Any]) -> None:
+    """The monitor finds the Service, keeps the labels of jobs and calls instances by their nodes."""
+    monitor = documents(OPERATOR)["ServiceMonitor"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"]["selector"]["matchLabels"] == manifests["Service"]["metadata"]["labels"]
+    assert read(OPERATOR / "kustomization.yaml")["namespace"] == read(BASE / "kustomization.yaml")["namespace"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {
+        "port": manifests["Service"]["spec"]["ports"][0]["name"],
+        "honorLabels": True,
+        "interval": "15s",
+        "relabelings": [
+            {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"},
+            {"regex": "pod|container|endpoint|service|namespace", "action": "labeldrop"},
+        ],
+    }
+
+
+# --- scrape configurations --------------------------------------------------------------------------------------------
+
+
+def scrape_config(file: Path) -> dict[str, Any]:
+    """The one job of a snippet. Debian's Prometheus has no Kubernetes discovery, so its place stays empty here."""
+    (scrape,) = read(file)["scrape_configs"]
+    scrape.pop("kubernetes_sd_configs", None)
+    return dict(scrape)
+
+
+@pytest.mark.parametrize("file", SCRAPES, ids=lambda path: path.name)
+def test_scrape_config_is_valid(file: Path, tmp_path: Path) -> None:
+    """A file of its own, under the job name that all share, that leaves the exporter's labels alone."""
+    scrape = scrape_config(file)
+    assert scrape["job_name"] == "gpu-hpc-exporter"
+    assert scrape["honor_labels"] is True
+    config = tmp_path / "prometheus.yml"
+    config.write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
+    for nodes in (DEPLOY / "prometheus").glob("gpu-nodes*.yml"):
+        shutil.copy(nodes, tmp_path)
+    assert "WARNING" not in run("promtool", "check", "config", config)
+
+
+def targets(directory: Path, scrape: dict[str, Any]) -> list[Labels]:
+    """The labels that a real Prometheus gives to the targets of a job."""
+    # Nothing is scraped: the addresses are other people's.
+    config = {"global": {"scrape_interval": "1h"}, "scrape_configs": [scrape | {"scrape_interval": "1h"}]}
+    with run_prometheus(directory, yaml.safe_dump(config)) as prometheus:
+        found: list[Any] = wait_until(lambda: prometheus.api("targets", state="active")["activeTargets"])
+        return [target["labels"] for target in found]
+
+
+def test_kubernetes_targets_are_called_by_their_nodes(tmp_path: Path) -> None:
+    """One port of each pod, and no label that would pass for one of a job's."""
+    scrape = scrape_config(DEPLOY / "prometheus/scrape-kubernetes.yml")
+    node = {"__meta_kubernetes_pod_node_name": "node-a", "pod": "gpu-hpc-exporter-x1", "namespace": "gpu-hpc-exporter"}
+    node |= {"container": "gpu-hpc-exporter", "endpoint": "metrics", "service": "gpu-hpc-exporter"}
+    scrape["static_configs"] = [
+        {"targets": ["127.0.0.1:1"], "labels": node | {"__meta_kubernetes_pod_container_port_name": "metrics"}},
+        {"targets": ["127.0.0.1:2"], "labels": node | {"__meta_kubernetes_pod_container_port_name": "other"}},
+    ]
+    assert targets(tmp_path, scrape) == [{"instance": "node-a", "job": "gpu-hpc-exporter"}]
+
+
+def test_file_targets_are_called_by_their_nodes(tmp_path: Path) -> None:
+    """The file beside the snippet is what it reads, and the port is the exporter's."""
+    nodes = DEPLOY / "prometheus/gpu-nodes.yml"
+    assert {target.rpartition(":")[2] for group in read(nodes) for target in group["targets"]} == {str(DEFAULT_PORT)}
+    shutil.copy(nodes, tmp_path)
+    found = targets(tmp_path, scrape_config(DEPLOY / "prometheus/scrape-file-sd.yml"))
+    assert sorted(labels["instance"] for labels in found) == ["node01", "node02"]
+
+
+# --- Alertmanager -----------------------------------------------------------------------------------------------------
+
+
+def alert(name: str, **labels: str) -> Labels:
+    """An alert's labels as the rules make them."""
+    gpu = {"instance": "node-a", "gpu": "0", "uuid": "GPU-0", "job": "bert"}
+    return {"alertname": f"GpuHpc{name}", "severity": "warning", **gpu, **labels}
+
+
+def wait_until(ask: Callable[[], T], timeout: float = 20.0) -> T:
+    """The first answer that is true."""
+    deadline = time.monotonic() + timeout
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"not in {timeout} s"
+        time.sleep(0.05)
+    return answer
+
+
+@contextmanager
+def run_alertmanager(directory: Path) -> Iterator[str]:
+    """Start the Alertmanager with the snippet on a free port and kill it at the end; its address."""
+    url, log = f"http://127.0.0.1:{free_port()}", directory / "alertmanager.log"
+    command = ["prometheus-alertmanager", f"--config.file={ALERTMANAGER}", f"--storage.path={directory / 'data'}"]
+    command += [f"--web.listen-address={url.removeprefix('http://')}", "--cluster.listen-address="]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/-/ready", timeout=10):
+                return True
+        except OSError:  # not listening yet
+            return False
+
+    try:
+        wait_until(is_ready)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with run_alertmanager(tmp_path_factory.mktemp("alertmanager")) as url:
+        yield url
+
+
+def send(alertmanager: str, alerts: Sequence[Labels]) -> None:
+    """As Prometheus sends what fires."""
+    now = datetime.now(UTC)
+    times = {"startsAt": now.isoformat(), "endsAt": (now + timedelta(hours=1)).isoformat()}
+    body = json.dumps([{"labels": labels, **times} for labels in alerts]).encode()
+    request = urllib.request.Request(f"{alertmanager}/api/v2/alerts", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10):
+        pass
+
+
+def ask(alertmanager: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{alertmanager}/api/v2/{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_alertmanager_takes_the_snippet() -> None:
+    """And the alerts that it names are those of the rules."""
+    run("amtool", "check-config", ALERTMANAGER)
+    alerts = {
+        rule["alert"]
+        for file in RULE_FILES
+        for group in read(file)["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    named = set(re.findall(r"GpuHpc[A-Z]\w+", ALERTMANAGER.read_text()))
+    assert named
+    assert named <= alerts
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        (alert("GpuLost", severity="critical"), "gpu-on-call"),
+        (alert("PcieSaturated"), "gpu-team"),
+        (alert("L2Thrashing", severity="info"), "nobody"),
+        ({"alertname": "HostDown", "severity": "critical"}, "default"),
+    ],
+    ids=lambda value: value["alertname"] if isinstance(value, dict) else value,
+)
+def test_severity_says_who_hears(labels: Labels, receiver: str) -> None:
+    """Other people's alerts are left to other routes."""
+    arguments = [f"{name}={value}" for name, value in labels.items()]
+    said = run("amtool", "config", "routes", "test", f"--config.file={ALERTMANAGER}", *arguments)
+    assert said.splitlines()[-1] == receiver
+
+
+def test_one_notification_for_one_job(alertmanager: str) -> None:
+    """All its GPUs are one group; another job, and another alert, are groups of their own."""
+    many = [alert("PcieSaturated", instance=f"node-{n}", uuid=f"GPU-{n}", job="large") for n in range(64)]
+    others = [alert("PcieSaturated", instance="group", job="small"), alert("GpuStarved", instance="group", job="large")]
+    send(alertmanager, [*many, *others])
+
+    def sizes() -> dict[tuple[str, str], int]:
+        groups = [
+            group for group in ask(alertmanager, "alerts/groups") if group["labels"].get("job") in ("large", "small")
+        ]
+        return {(group["labels"]["alertname"], group["labels"]["job"]): len(group["alerts"]) for group in groups}
+
+    wanted = {
+        ("GpuHpcPcieSaturated", "large"): 64,
+        ("GpuHpcPcieSaturated", "small"): 1,
+        ("GpuHpcGpuStarved", "large"): 1,
+    }
+    assert wait_until(lambda: (found := sizes()) and sum(found.values()) == 66 and found) == wanted
+
+
+def test_causes_silence_their_effects(alertmanager: str) -> None:
+    """Only on the same GPU of the same node, and never one another."""
+    silenced = [
+        alert("JobGpuUnderused", instance="lost"),
+        alert("GpuStarved", instance="lost", job=""),
+        alert("PcieSaturated", instance="xid"),
+        alert("JobGpuUnderused", instance="idle"),
+        alert("L2Thrashing", instance="dram", severity="info"),
+    ]
+    heard = [
+        alert("GpuLost", instance="lost", severity="critical"),
+        alert("XidCritical", instance="lost", severity="critical"),
+        alert("XidCritical", instance="xid", severity="critical"),
+        alert("IdleButAllocated", instance="idle"),
+        alert("DramSaturatedSmIdle", instance="dram"),
+        # Another GPU, another node, the node itself, somebody else's alert.
+        alert("GpuStarved", instance="lost", uuid="GPU-1", gpu="1"),
+        alert("JobGpuUnderused", instance="idle-not"),
+        {"alertname": "GpuHpcExporterDown", "severity": "warning", "instance": "lost"},
+        {"alertname": "HostDown", "severity": "critical", "instance": "lost", "uuid": "GPU-0"},
+        # An effect without its cause, and a cause that is another's.
+        alert("L2Thrashing", instance="idle", severity="info"),
+        alert("PcieSaturated", instance="idle"),
+    ]
+    send(alertmanager, [*silenced, *heard])
+    sent = [{name: value for name, value in labels.items() if value} for labels in (*silenced, *heard)]
+
+    def suppressed() -> list[Labels]:
+        found = [entry for entry in ask(alertmanager, "alerts") if entry["labels"] in sent]
+        return [entry["labels"] for entry in found if entry["status"]["state"] == "suppressed"]
+
+    def key(labels: Labels) -> str:
+        return json.dumps(labels, sort_keys=True)
+
+    wait_until(lambda: len(suppressed()) >= len(silenced))
+    assert sorted(suppressed(), key=key) == sorted(sent[: len(silenced)], key=key)
+    assert len([entry for entry in ask(alertmanager, "alerts") if entry["labels"] in sent]) == len(sent)
+
+
+# --- systemd ----------------------------------------------------------------------------------------------------------
+
+
+def unit() -> dict[str, list[str]]:
+    """The [Service] section: the values of each key."""
+    section = UNIT.read_text().split("[Service]\n")[1].split("\n[")[0]
+    found: dict[str, list[str]] = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$", section, re.MULTILINE):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """Without a word: an unknown or misspelt key would be one. The program stands in for the installed one."""
+    (program,) = unit()["ExecStart"]
+    file = tmp_path / UNIT.name
+    file.write_text(UNIT.read_text().replace(program, "/bin/true"))
+    assert run("systemd-analyze", "verify", "--man=no", file) == ""
+    run("systemd-analyze", "security", "--offline=yes", "--threshold=40", file)
+
+
+def test_unit_starts_what_is_installed() -> None:
+    """The package's own command, without an option that would need to be kept."""
+    (program,) = unit()["ExecStart"]
+    assert Path(program).name in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def test_unit_confines_and_still_sees_the_gpus() -> None:
+    """No sandbox around devices, processes and the kernel log; a list of the devices; a user that exists."""
+    service = unit()
+    assert service["DeviceAllow"] == ["char-195 rw", "char-nvidia* rw", "/dev/kmsg r"]
+    assert service["DevicePolicy"] == ["closed"]
+    assert service["ProtectProc"] == ["default"]
+    assert service["ProcSubset"] == ["all"]
+    assert service["ProtectKernelLogs"] == ["no"]
+    assert not {"PrivateDevices", "PrivateUsers", "PrivatePIDs", "ProtectClock", "SystemCallFilter"} & set(service)
+    assert service["DynamicUser"] == ["yes"]
+    assert "User" not in service
+    assert service["NoNewPrivileges"] == ["yes"]
+    assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
+
+
+def test_sample_configuration_is_one(tmp_path: Path) -> None:
+    """As it is, and with what stands there commented out."""
+    load_config(CONFIG)
+    file = tmp_path / "config.yaml"
+    file.write_text(re.sub(r"^( *)# (\w+: .*)$", r"\1\2", CONFIG.read_text(), flags=re.MULTILINE))
+    config = load_config(file)
+    assert config.expected_gpus == 8
+    assert config.exit_after_lost_minutes == 10
+    assert config.jobs.slurm.map_directory == "/run/gpu-jobs"
