@@ -1,0 +1,1 @@
+"""Source of the Grafana dashboards beside this folder; `python -m boards` there writes them anew."""

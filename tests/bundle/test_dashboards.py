@@ -1,0 +1,477 @@
+"""The Grafana dashboards: valid JSON of Grafana's, a lint of our own, and every query asked of a real Prometheus."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bundle.conftest import History
+from bundle.dashboard_pictures import TOUR_S, draw_all
+from bundle.dashboard_queries import DASHBOARDS, UIDS, Choice, Json, Result, View, board, escaped
+from bundle.dashboard_types import errors, install
+from gpu_hpc_exporter.diagnosis.classify import CLASSES
+from gpu_hpc_exporter.metrics import SECTIONS
+
+pytestmark = pytest.mark.timeout(300)  # whichever test is first waits for the history
+ROOT = DASHBOARDS.parent
+SIX_HOURS = 6 * 3600
+
+NOT_HERE = {
+    "gpu_hpc_nvlink_": "the recorded GPU has no NVLink",
+    'unit="nvlink"': "the recorded GPU has no NVLink",
+    "gpu_hpc_c2c_": "the recorded machine is no Grace",
+    "gpu_hpc_driver_errors_total": "no driver call failed",
+    "gpu_hpc_rejected_readings_total": "every reading could be true",
+}
+"""Queries without data in the recording, each in a panel that has others."""
+OPENED: list[tuple[str, dict[str, Choice]]] = [
+    *((uid, {}) for uid in UIDS),
+    ("gpu-hpc-bottleneck", {"instance": "h200-tour"}),
+    ("gpu-hpc-bottleneck", {"instance": "h200-demo", "gpu": "0"}),
+    ("gpu-hpc-bottleneck", {"instance": ["h200-gemm", "h200-copy"]}),
+    ("gpu-hpc-fleet", {"instance": "h200-train"}),
+    ("gpu-hpc-job", {"job": "llama_pretrain"}),
+    ("gpu-hpc-job", {"job": "bert_finetune", "node": ["h200-copy", "h200-shared"]}),
+    ("gpu-hpc-exporter", {"instance": "h200-demo"}),
+]
+"""What persons look at: a dashboard and what they chose."""
+NOT_OURS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+"""Series of the Prometheus client that the exporter serves."""
+SEVERE = {"SM": 0.85, "L2": 0.5, "DRAM": 0.9, "PCIe": 0.85, "NVLink": 0.85}
+"""The project's diagnosis table."""
+
+
+def panels(uid: str) -> list[Json]:
+    """The panels of a dashboard as it is stored."""
+    found: list[Json] = board(uid)["panels"]
+    return found
+
+
+def named(uid: str, title: str) -> Json:
+    """The panel with this title."""
+    return next(panel for panel in panels(uid) if panel["title"] == title)
+
+
+EVERY_PANEL = [pytest.param(panel, id=f"{uid}-{panel['title']}") for uid in UIDS for panel in panels(uid)]
+
+
+# What is committed
+
+
+def test_dashboards_are_what_their_source_builds(tmp_path: Path) -> None:
+    """`python -m boards` in dashboards/ writes exactly the committed files."""
+    subprocess.run([sys.executable, "-m", "boards", str(tmp_path)], cwd=DASHBOARDS, check=True, timeout=60)
+    built = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    committed = {file.name: file.read_text(encoding="utf-8") for file in DASHBOARDS.glob("*.json")}
+    assert built == committed
+    assert set(committed) == {f"{uid}.json" for uid in UIDS}
+
+
+# Grafana's types
+
+
+def test_grafana_types_accept_every_dashboard(tmp_path: Path) -> None:
+    """Every field is one that Grafana knows, with a value that it knows."""
+    install()
+    sources = {uid: (DASHBOARDS / f"{uid}.json").read_text(encoding="utf-8") for uid in UIDS}
+    assert errors(tmp_path, sources) == {uid: [] for uid in UIDS}
+
+
+MISTAKES = [
+    ('"schemaVersion"', '"schemaVersoin"'),
+    ('"keepTime"', '"keeptime"'),
+    ('"h": 3', '"h": "3"'),
+    ('"refresh": 2', '"refresh": 3'),
+    ('"uid": "${datasource}"', '"uid": "prom"'),
+    ('"legendFormat"', '"legend"'),
+    ('"format": "heatmap"', '"format": "heat"'),
+    ('"type": "heatmap"', '"type": "heatmaps"'),
+    ('"reduceOptions"', '"reduceOption"'),
+    ('"mergeValues"', '"mergeValue"'),
+    ('"showValue": "auto"', '"showValue": "sometimes"'),
+    ('"drawStyle": "line"', '"drawStyle": "lines"'),
+    ('"fillOpacity": 10', '"fillOpactiy": 10'),
+    ('"unit": "watt"', '"units": "watt"'),
+    ('"id": "thresholds"', '"id": "threshold"'),
+    ('"id": "custom.lineStyle"', '"id": "custom.linestyle"'),
+    ('"mode": "fixed"', '"mode": "fix"'),
+    ('"repeat": "unit"', '"repeats": "unit"'),
+]
+
+
+def test_grafana_types_refuse_misspelt_fields_and_wrong_values(tmp_path: Path) -> None:
+    """Each mistake anywhere in a dashboard is an error of the compiler."""
+    install()
+    good = (DASHBOARDS / "gpu-hpc-bottleneck.json").read_text(encoding="utf-8")
+    assert all(right in good for right, _ in MISTAKES)
+    sources = {f"mistake-{number}": good.replace(*mistake, 1) for number, mistake in enumerate(MISTAKES)}
+    accepted = [name for name, found in errors(tmp_path, sources).items() if not found]
+    assert accepted == []
+
+
+# A lint of our own
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_dashboard_works_by_import_and_by_provisioning(uid: str) -> None:
+    """A fixed uid, no id, no import-time inputs, and a data source that the person chooses."""
+    dashboard = board(uid)
+    assert dashboard["uid"] == uid
+    assert not {"id", "__inputs", "__requires", "__elements"} & set(dashboard)
+    first = dashboard["templating"]["list"][0]
+    assert (first["type"], first["query"], first["name"]) == ("datasource", "prometheus", "datasource")
+    assert not re.search(r"\$\{?DS_", json.dumps(dashboard))
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_dashboards_link_to_each_other(uid: str) -> None:
+    """By their common tag, keeping the time range and the variables."""
+    dashboard = board(uid)
+    assert dashboard["tags"] == ["gpu-hpc"]
+    (link,) = dashboard["links"]
+    assert (link["type"], link["tags"], link["keepTime"], link["includeVars"]) == (
+        "dashboards",
+        ["gpu-hpc"],
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_variables_come_from_info_metrics_and_are_looked_up_for_the_time_range(uid: str) -> None:
+    """Info metrics exist whatever a GPU can measure; `unit` is what is measured, since its panel is repeated for it."""
+    for variable in board(uid)["templating"]["list"][1:]:
+        assert variable["refresh"] == 2, variable["name"]
+        metric = re.match(r"label_values\((\w+)", variable["query"]["query"])
+        assert metric
+        assert metric[1].endswith("_info") or variable["name"] == "unit"
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_variables_are_matched_as_grafana_escapes_them(uid: str) -> None:
+    """Those that may have several values are escaped for =~; the others are not, and take =."""
+    multi = {variable["name"]: variable["multi"] for variable in board(uid)["templating"]["list"][1:]}
+    queries = [target["expr"] for panel in panels(uid) for target in panel["targets"]]
+    queries += [variable["query"]["query"] for variable in board(uid)["templating"]["list"][1:]]
+    uses = [use for query in queries for use in re.findall(r'(=~|!~|!=|=)"\$\{?(\w+)', query)]
+    assert uses
+    assert {(operator, multi[name]) for operator, name in uses} <= {("=~", True), ("=", False)}
+    assert sum(len(re.findall(r"\$\{?(?!_)\w", query)) for query in queries) == len(uses), "used outside of a matcher"
+
+
+@pytest.mark.parametrize("panel", EVERY_PANEL)
+def test_panel_says_what_it_shows(panel: Json) -> None:
+    """Title, description, unit, the chosen data source in the panel and in each of its queries."""
+    assert panel["title"]
+    assert len(panel["description"]) >= 30
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    datasource = {"type": "prometheus", "uid": "${datasource}"}
+    assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] == [datasource] * (
+        1 + len(panel["targets"])
+    )
+
+
+@pytest.mark.parametrize("panel", EVERY_PANEL)
+def test_rates_of_counters_fit_the_resolution(panel: Json) -> None:
+    """rate() reads $__rate_interval, increase() that or the whole range; no range is a constant."""
+    for target in panel["targets"]:
+        ranges = re.findall(r"\b(rate|increase)\(\w+(?:\{[^}]*\})?\[([^\]]+)\]", target["expr"])
+        assert len(ranges) == len(re.findall(r"\b(?:i?rate|increase|delta)\(", target["expr"]))
+        assert {span for function, span in ranges if function == "rate"} <= {"$__rate_interval"}
+        assert {span for _, span in ranges} <= {"$__rate_interval", "$__range"}
+        assert not re.search(r"\[\d", target["expr"])
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_panels_have_ids_of_their_own_and_do_not_overlap(uid: str) -> None:
+    """And they fill Grafana's 24 columns without a hole."""
+    ids = [panel["id"] for panel in panels(uid)]
+    assert len(ids) == len(set(ids))
+    cells = list(itertools.chain.from_iterable(map(_cells, panels(uid))))
+    assert len(cells) == len(set(cells))
+    assert len(cells) == 24 * (1 + max(y for _, y in cells))
+
+
+def _cells(panel: Json) -> Iterator[tuple[int, int]]:
+    grid = panel["gridPos"]
+    columns = range(grid["x"], grid["x"] + grid["w"])
+    return itertools.product(columns, range(grid["y"], grid["y"] + grid["h"]))
+
+
+def links(panel: Json) -> list[Json]:
+    """The data links of a panel."""
+    properties = [item for change in panel["fieldConfig"]["overrides"] for item in change["properties"]]
+    lists = [panel["fieldConfig"]["defaults"].get("links", [])]
+    lists += [item["value"] for item in properties if item["id"] == "links"]
+    return list(itertools.chain.from_iterable(lists))
+
+
+@pytest.mark.parametrize("panel", EVERY_PANEL)
+def test_data_links_keep_time_range_and_data_source_and_set_variables_that_exist(panel: Json) -> None:
+    """Labels in them are percent-encoded: a job's name may be anything."""
+    for link in links(panel):
+        match = re.fullmatch(r"/d/([\w-]+)\?\$\{__url_time_range\}&var-datasource=\$\{datasource\}&(.*)", link["url"])
+        assert match, link["url"]
+        known = {variable["name"] for variable in board(match[1])["templating"]["list"]}
+        for part in match[2].split("&"):
+            name, _, value = part.partition("=")
+            assert name.removeprefix("var-") in known
+            assert re.fullmatch(r"\$\{__(data\.fields|field\.labels)\.\w+:percentencode\}", value)
+
+
+def test_data_links_lead_from_the_fleet_to_a_gpu_to_a_job() -> None:
+    """And from the job back to each of its GPUs."""
+    way = {(uid, link["url"].split("?")[0]) for uid in UIDS for panel in panels(uid) for link in links(panel)}
+    assert way == {
+        ("gpu-hpc-fleet", "/d/gpu-hpc-bottleneck"),
+        ("gpu-hpc-fleet", "/d/gpu-hpc-job"),
+        ("gpu-hpc-fleet", "/d/gpu-hpc-exporter"),
+        ("gpu-hpc-bottleneck", "/d/gpu-hpc-job"),
+        ("gpu-hpc-job", "/d/gpu-hpc-bottleneck"),
+    }
+
+
+@pytest.mark.parametrize("uid", ["gpu-hpc-bottleneck", "gpu-hpc-job"])
+def test_every_class_has_a_verdict_and_a_color(uid: str) -> None:
+    """The classes of the exporter, no other."""
+    (mapping,) = named(uid, "Verdict")["fieldConfig"]["defaults"]["mappings"]
+    assert set(mapping["options"]) == set(CLASSES)
+    overrides = named(uid, "Where the time went")["fieldConfig"]["overrides"]
+    colors = {change["matcher"]["options"]: change["properties"][0]["value"]["fixedColor"] for change in overrides}
+    assert set(colors) == set(CLASSES)
+    assert len(set(colors.values())) == len(CLASSES)
+
+
+@pytest.mark.parametrize("uid", ["gpu-hpc-bottleneck", "gpu-hpc-job"])
+def test_severe_intensities_are_those_of_the_diagnosis(uid: str) -> None:
+    """The last color of each unit begins there."""
+    overrides = named(uid, "How close each unit was to its limit")["fieldConfig"]["overrides"]
+    last = {change["matcher"]["options"]: change["properties"][0]["value"]["steps"][-1] for change in overrides}
+    assert {unit: step["value"] for unit, step in last.items()} == SEVERE
+
+
+def test_only_catalogue_metrics_and_recorded_series_appear() -> None:
+    """A name that nobody serves or records would be an empty panel."""
+    catalogue = {spec.name for specs in SECTIONS.values() for spec in specs if not spec.needs}
+    histograms = {spec.name for specs in SECTIONS.values() for spec in specs if spec.kind == "histogram"}
+    catalogue |= {name + part for name in histograms for part in ("_bucket", "_sum", "_count")}
+    rules = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in (ROOT / "alert-rules").glob("*.yml")]
+    recorded = {
+        rule["record"] for file in rules for group in file["groups"] for rule in group["rules"] if "record" in rule
+    }
+    for uid in UIDS:
+        texts = [target["expr"] for panel in panels(uid) for target in panel["targets"]]
+        texts += [variable["query"]["query"] for variable in board(uid)["templating"]["list"][1:]]
+        used = set(itertools.chain.from_iterable(map(metrics_in, texts)))
+        assert used
+        assert used <= catalogue | recorded | NOT_OURS
+
+
+def metrics_in(expr: str) -> set[str]:
+    """Names of series in an expression: what is left without strings, ranges, label lists, functions, variables."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]', "", expr)
+    bare = re.sub(r"\{[^}]*\}|\$\w+|\b(by|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"^label_values\((.*), \w+\)$", r"\1", bare)
+    words = re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])", bare)
+    return {word for word in words if word not in {"or", "and", "sum", "topk"}}
+
+
+def test_names_are_found_in_expressions() -> None:
+    """The test above sees what is there."""
+    expr = 'topk by(a,b) (1, sum(rate(x_total{job="y{z}"}[$__rate_interval])) / on(c) group_left() (gpu:z:w > 0) or q)'
+    assert metrics_in(expr) == {"x_total", "gpu:z:w", "q"}
+
+
+def test_provisioning_names_the_folder_and_the_scrape_interval_of_the_compose_file() -> None:
+    """Else Grafana finds no dashboard, or $__rate_interval holds too few scrapes."""
+    (provider,) = _yaml("dashboards/provisioning/dashboards/gpu-hpc.yml")["providers"]
+    (source,) = _yaml("dashboards/provisioning/datasources/prometheus.yml")["datasources"]
+    compose = _yaml("docker-compose.yml")["services"]
+    mounts = [mount.split(":")[:2] for mount in compose["grafana"]["volumes"]]
+    assert ["./dashboards", provider["options"]["path"]] in mounts
+    assert ["./dashboards/provisioning", "/etc/grafana/provisioning"] in mounts
+    assert source["type"] == "prometheus"
+    scraped = _yaml("deploy/compose/prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == scraped
+
+
+def _yaml(path: str) -> Json:
+    loaded: Json = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return loaded
+
+
+# Every query, asked of a real Prometheus
+
+
+@pytest.fixture(
+    scope="module", params=OPENED, ids=lambda opened: f"{opened[0]}-{'-'.join(map(str, opened[1].values()))}"
+)
+def view(request: pytest.FixtureRequest, history: History) -> View:
+    """A dashboard as a person has opened it on the last 200 minutes."""
+    uid, chosen = request.param
+    return View(history.prometheus, uid, history.end - TOUR_S, history.end, chosen)
+
+
+def explained(result: Result) -> bool:
+    """The recording cannot have data for this query."""
+    return any(part in result.expr for part in NOT_HERE)
+
+
+def test_variables_have_values(view: View) -> None:
+    """Every variable's query finds some."""
+    assert all(view.options.values())
+
+
+def test_every_query_returns_data(view: View) -> None:
+    """Also those that are not drawn as such: instant queries over time, and the others at the end of the range."""
+    for panel, own in view.panels():
+        results = view.results(panel, own)
+        for result in results:
+            assert bool(result.rows) != explained(result), f"{panel['title']}: {result.expr}"
+            other = view.over_time(result.expr, 1800) if result.target["instant"] else view.at_end(result.expr)
+            assert other or not result.rows or _past(result), f"{panel['title']}: {result.expr}"
+        assert any(result.rows for result in results), panel["title"]
+
+
+def _past(result: Result) -> bool:
+    """What a query showed over time may be over at the end: L2 with nothing to do, a job that has ended."""
+    return not result.target["instant"] and ("gpu_hpc_job_info" in result.expr or 'unit="l2"' in result.expr)
+
+
+def test_results_have_the_labels_that_are_shown(view: View) -> None:
+    """Series have the labels of their legend alone, which tells them apart; tables those of their columns."""
+    for panel, own in view.panels():
+        results = view.results(panel, own)
+        if panel["type"] == "table":
+            _check_table(panel, results)
+            continue
+        names = [result.name(row) for result in results for row in result.rows]
+        assert len(names) == len(set(names)), f"{panel['title']}: {names}"
+        for result in results:
+            shown = set(re.findall(r"\{\{(\w+)\}\}", result.target["legendFormat"]))
+            shown |= set(re.findall(r"\w+", panel["options"].get("reduceOptions", {}).get("fields", "")))
+            for row in result.rows:
+                assert set(row["metric"]) <= shown, f"{panel['title']}: {result.expr}"
+                assert shown - set(row["metric"]) <= {"gpu"}, f"{panel['title']}: {result.expr}"
+            if panel["type"] == "stat":
+                assert len(result.rows) == 1
+
+
+def _check_table(panel: Json, results: list[Result]) -> None:
+    columns = {change["matcher"]["options"] for change in panel["fieldConfig"]["overrides"]}
+    values = {f"Value #{result.target['refId']}" for result in results} if len(results) > 1 else {"Value"}
+    labels = [label for result in results for row in result.rows for label in row["metric"]]
+    hidden = set(panel["transformations"][1]["options"]["excludeByName"])
+    optional = {"gpu", "job", "kind", "rank", "reason"}
+    assert set(labels) | values <= columns | hidden
+    assert columns - set(labels) - values <= optional
+    keys = [tuple(sorted(row["metric"].items())) for row in results[0].rows]
+    assert len(keys) == len(set(keys))
+
+
+def test_values_are_in_their_units_range(view: View) -> None:
+    """Shares are 0-1 (rates of readings once a second may be a little above); nothing is negative or NaN."""
+    for panel, own in view.panels():
+        share = panel["fieldConfig"]["defaults"]["unit"] == "percentunit"
+        for result in view.results(panel, own):
+            values = [float(value) for row in result.rows for _, value in row.get("values", [row.get("value", (0, 0))])]
+            assert all(0 <= value <= (1.05 if share else float("inf")) for value in values), panel["title"]
+
+
+def test_shares_of_the_time_add_up(history: History) -> None:
+    """The stack of each phase's hour is full, and its verdict is the phase's class."""
+    expected = {
+        "idle": "idle",
+        "gemm": "compute_bound",
+        "copy": "dram_bound",
+        "h2d": "pcie_bound",
+        "d2h": "pcie_bound",
+        "embedding_cpu_index": "starved",
+        "launch_bound": "starved",
+        "shared": "compute_bound",
+        "train": "mixed",
+        "inference_graph": "starved",
+    }
+    assert set(expected) == set(history.phases)
+    uid = "gpu-hpc-bottleneck"
+    for phase, node in history.phases.items():
+        view = View(history.prometheus, uid, history.end - 1800, history.end, {"instance": node.instance})
+        (stack,) = view.results(named(uid, "Where the time went"), {})
+        totals: dict[float, float] = {}
+        for row in stack.rows:
+            for at, value in row["values"]:
+                totals[at] = totals.get(at, 0.0) + float(value)
+        assert all(total == pytest.approx(1, abs=0.02) for total in totals.values()), phase
+        (verdict,) = view.results(named(uid, "Verdict"), {})
+        assert [row["metric"]["class"] for row in verdict.rows] == [expected[phase]]
+
+
+def test_wasted_gpu_hours_are_those_of_the_phases(history: History) -> None:
+    """An hour of a starved job is one wasted GPU-hour, an hour of matrix products none; idle without a job none."""
+    uid = "gpu-hpc-fleet"
+    for phase, hours in {"launch_bound": 1.0, "gemm": 0.0}.items():
+        chosen: dict[str, Choice] = {"instance": history.phases[phase].instance}
+        view = View(history.prometheus, uid, history.end - 3600, history.end, chosen)
+        (wasted,) = view.results(named(uid, "Wasted GPU-hours"), {})
+        assert [float(row["value"][1]) for row in wasted.rows] == [pytest.approx(hours, abs=0.1)]
+    free = View(history.prometheus, uid, history.end - 3600, history.end, {"instance": "h200-idle"})
+    (wasted,) = free.results(named(uid, "Wasted GPU-hours"), {})
+    assert wasted.rows == []
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_values_with_special_characters_are_no_query_error(uid: str, history: History) -> None:
+    """A node or job whose name is full of a regular expression's characters matches nothing and breaks nothing."""
+    odd = r"10.0.0.1:9836 (a|b)*+?[c]{1}^$ \d"
+    chosen: dict[str, Choice] = {"instance": odd, "gpu": odd, "job": odd, "node": [odd, "x.y"]}
+    view = View(history.prometheus, uid, history.end - 3600, history.end, chosen)
+    for panel, own in view.panels():
+        for result in view.results(panel, own):
+            rows = [row for row in result.rows if float(row.get("value", (0, 0))[1]) or row.get("values")]
+            assert not rows or "vector(0)" in result.expr, result.expr
+
+
+def test_values_are_escaped_as_grafana_does() -> None:
+    """Twice, since the regular expression is inside a string of PromQL."""
+    assert escaped("h200.a:9836") == r"h200\\.a:9836"
+    assert escaped("a|b") == r"a\\|b"
+    assert escaped("a\\b") == r"a\\\\b"
+
+
+def test_dashboard_of_a_gpu_is_fast_over_six_hours(history: History) -> None:
+    """All its queries, one after the other, take less than 2 s."""
+    view = View(
+        history.prometheus, "gpu-hpc-bottleneck", history.end - SIX_HOURS, history.end, {"instance": "h200-demo"}
+    )
+    begin = time.perf_counter()
+    for panel, own in view.panels():
+        view.results(panel, own)
+    assert time.perf_counter() - begin < 2
+
+
+# Pictures
+
+
+def test_every_dashboard_can_be_drawn(history: History, tmp_path: Path) -> None:
+    """The documentation's pictures are as large as new ones; `scripts/draw-dashboards` renews them."""
+    directory = Path(os.environ.get("DASHBOARD_PICTURES", tmp_path))
+    for drawn in draw_all(history.prometheus, history.end, directory):
+        assert _size(drawn) == _size(ROOT / "docs" / "img" / drawn.name)
+
+
+def _size(png: Path) -> tuple[int, int]:
+    """Width and height in pixels, from the header."""
+    width, height = struct.unpack(">II", png.read_bytes()[16:24])
+    return width, height
