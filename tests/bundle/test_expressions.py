@@ -78,8 +78,8 @@ def holding(results: Mapping[str, Matrix], instance: str) -> Mapping[str, set[st
 def expected(node: Scenario) -> Mapping[str, set[str]]:
     """What should hold: what its GPUs do, and the node's own trouble."""
     wanted = {name: set(gpus) for name, gpus in TROUBLE.get(node.instance, {}).items()}
-    # Where the labels are not honored every job has the scrape job's name: two on a GPU look like one.
-    most_jobs = 1 if "GpuHpcHonorLabelsMissing" in wanted else 2
+    # Where the labels are not honored nobody knows whose name `job` is: no GPU has an owner.
+    most_jobs = 0 if "GpuHpcHonorLabelsMissing" in wanted else 2
     for gpu, work in enumerate(node.works):
         for name in replace(work, jobs=min(work.jobs, most_jobs)).alerts():
             wanted.setdefault(name, set()).add(str(gpu))

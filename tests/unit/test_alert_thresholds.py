@@ -58,6 +58,7 @@ OWN: Final[set[Comparison]] = {
     ("CollectiveHung", SM_ACTIVE, ">"),
     ("CollectiveHung", "gpu:sm_active:stddev10m", "<"),
     ("CollectiveHung", SM, "<"),
+    ("CollectiveHung", "gpu:nvml_utilization:avg5m", "<"),
     ("CollectiveHung", 'gpu:owner:info{job!=""}', ">="),
 }
 
