@@ -92,11 +92,12 @@ def test_mean_intensity_comes_from_the_histogram(prometheus: Prometheus) -> None
 
 
 def test_the_users_names_have_no_job_of_the_scraper(prometheus: Prometheus) -> None:
-    """DESIGN 3.8: with honor_labels the empty job of an idle GPU is not replaced by Prometheus's own job."""
-    for name in ("gpu_hpc_sm_utilization_ratio", "gpu_hpc_dram_bandwidth_utilization"):
-        ((labels, _),) = prometheus.wait_for(name).items()
-        assert "job" not in dict(labels)
-        assert "exported_job" not in dict(labels)
+    """DESIGN 3.8: with honor_labels neither a job nor an idle GPU's empty one is replaced by Prometheus's own job."""
+    names = "gpu_hpc_sm_utilization_ratio|gpu_hpc_dram_bandwidth_utilization"
+    for job in ("", "bert_finetune"):
+        found = prometheus.wait_for(f'{{__name__=~"{names}",job="{job}"}}', lambda vector: len(vector) == 2, timeout=60)
+        assert not any("exported_job" in dict(labels) for labels in found)
+    assert prometheus.query(f'{{__name__=~"{names}",job="gpu-hpc"}}') == {}
     assert len(prometheus.query('gpu_hpc_up{job="gpu-hpc"}')) == 1
 
 
