@@ -1,7 +1,8 @@
 # The exporter with all that it can use in a container: CUPTI for PM sampling, gRPC for the kubelet.
-FROM python:3.13.14-slim-bookworm AS build
+# Not slim: it has the C compiler that the kernel agent is built with.
+FROM python:3.13.14-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY exporter exporter
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/gpu-hpc-exporter \

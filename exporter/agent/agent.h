@@ -1,0 +1,192 @@
+/* What the parts of the agent tell each other. Unless said otherwise everything runs on the agent's own thread.
+ *
+ *   entry    the ways in: injection, start, stop, fork, exit; the thread and its loop
+ *   options  the environment
+ *   cupti    CUPTI and the driver
+ *   buffers  the memory that CUPTI fills; the only code that runs on other threads
+ *   records  what a record means
+ *   pairs    a call and the work it launched, by correlation id
+ *   kernels  names and slots
+ *   unions   busy, overlapping and idle time
+ *   sums     what a window has collected, and adding it to the file
+ *   windows  when to trace
+ *   file     the mapped file */
+#ifndef GPU_HPC_AGENT_H
+#define GPU_HPC_AGENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cupti.h"
+#include "layout.h"
+
+#define SECOND UINT64_C(1000000000)
+
+/* ---- options ---- */
+
+struct options {
+    enum agent_mode mode;
+    char directory[512];
+    double budget;          /* share of the time */
+    bool has_budget;        /* given: then it holds in continuous mode too */
+    uint64_t window_ns, period_ns, longest_period_ns;
+    uint64_t flush_ns;      /* between flushes while a window's last records are awaited */
+    uint64_t drain_ns;      /* longest wait for them */
+    uint64_t attach_ns;     /* from the driver's start on, then begin without a primary context; UINT64_MAX: never */
+    uint64_t resume_ns;     /* after a profiler was seen; UINT64_MAX: never */
+    double launch_cost_us, node_cost_us;
+    uint64_t node_limit;    /* records of graph nodes in a life; UINT64_MAX: by version */
+    bool graph_nodes;
+    bool any_version;
+    char cuda_home[512];
+    char environment[AGENT_ENVIRONMENT];
+    uint32_t environment_size;
+};
+extern struct options options;
+/* Reads the environment; on the thread of the caller, as getenv and another thread's setenv do not go together. */
+void options_read(void);
+
+/* ---- buffers ---- */
+
+bool buffers_create(void);
+void buffers_set_version(uint32_t version);
+/* CUPTI's callbacks: run on any thread, take no lock, call nothing but futex, leave errno alone. */
+void buffers_requested(uint8_t **buffer, size_t *size, size_t *most_records);
+void buffers_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
+/* Hands every returned buffer's records to records_take, or only counts them, and frees it. */
+void buffers_drain(bool keep);
+/* Buffers handed out from now on belong to a new epoch, those before to the answered one. */
+uint32_t buffers_new_epoch(void);
+/* Whether CUPTI has all buffers of this epoch and earlier ones given back. */
+bool buffers_are_back(uint32_t epoch);
+/* Never waits again for the buffers of this epoch and earlier ones: another tool has them. Their records are lost. */
+void buffers_forget(uint32_t epoch);
+uint32_t buffers_out(void);
+bool buffers_exhausted(void); /* CUPTI asked for more than there are, and would crash without */
+
+/* ---- records ---- */
+
+/* Walks one buffer. keep: false counts its records as dropped. */
+void records_take(uint8_t *buffer, size_t valid, bool keep);
+
+/* ---- pairs ---- */
+
+enum pair_side { PAIR_FREE = 0, PAIR_LAUNCH, PAIR_GRAPH, PAIR_COPY_CALL, PAIR_KERNEL, PAIR_COPY };
+/* The place of a kind of copy in agent_device.copies. */
+struct copy_place {
+    uint8_t direction, memory;
+};
+/* Calls, that began in the window, and work; either side may come first. interval: see unions_add. is_edge: began
+ * while kernels were being switched on or off, and counts only when its kernel was recorded. */
+void pairs_launch(uint32_t correlation, uint64_t begin, uint64_t end, bool is_edge);
+void pairs_graph(uint32_t correlation, uint64_t begin, uint64_t end);
+void pairs_copy_call(uint32_t correlation, uint64_t begin, uint64_t end);
+void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t start, uint32_t interval);
+void pairs_copy(uint32_t correlation, uint32_t device, struct copy_place place, uint32_t interval);
+void pairs_node(uint32_t correlation, uint32_t device, uint32_t interval);
+/* Nothing more comes: what still waits is counted as it is, or forgotten. */
+void pairs_close(void);
+void pairs_forget(void);
+
+/* ---- kernels ---- */
+
+struct shape {
+    uint32_t grid[3], block[3];
+};
+/* The slot of a kernel; that of the device's overflow where there is no room. */
+uint32_t kernels_slot(uint32_t device, const char *name, const struct shape *shape);
+struct agent_kernel *kernels_at(uint32_t slot); /* its key, and what the window has of it so far */
+uint32_t kernels_count(void);                   /* slots in use, overflow ones excluded */
+const char *kernels_strings(uint32_t *used);
+bool kernels_full(void);
+bool kernels_is_communication(const char *name);
+
+/* ---- unions ---- */
+
+enum activity { ACTIVITY_COMPUTE, ACTIVITY_COMMUNICATION, ACTIVITY_COPY };
+#define NO_INTERVAL UINT32_MAX
+/* Notes that something ran; answers its number for unions_launched, NO_INTERVAL when there is no room. */
+uint32_t unions_add(uint32_t device, enum activity activity, uint64_t start, uint64_t end);
+void unions_launched(uint32_t interval, uint64_t launched);
+/* Notes a kernel's stream, of which A and B are made. */
+void unions_stream(uint32_t device, uint32_t context, uint32_t stream, uint64_t start, uint64_t end);
+
+/* Sums of [begin, end]; end: 0 where there is no union. */
+struct united {
+    uint64_t begin, end;
+    uint64_t busy, compute, communication, copy, overlap, idle_host, idle_queue, idle_other;
+};
+/* Orders what was noted, once, before unions_of. */
+void unions_sort(void);
+/* from: where the last window ended when tracing did not stop in between (then `closed` is its end too);
+   0: begin and end are found from the streams. closed: until when every launch is known. */
+struct united unions_of(uint32_t device, uint64_t from, uint64_t closed);
+/* Forgets all, or keeps what reaches beyond `from` for the next window. */
+void unions_reset(uint64_t from);
+
+/* ---- sums ---- */
+
+/* What the window has collected so far beside kernels and intervals. */
+struct sums {
+    struct agent_device devices[AGENT_DEVICES]; /* as in the file */
+    uint64_t executions[AGENT_DEVICES];
+    uint64_t kept, dropped, invalid, unmatched;
+    uint64_t nodes;  /* records inside graphs */
+    uint64_t work;   /* kernels, copies and sets outside of them */
+    uint64_t graphs; /* calls that launch one */
+    /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
+    uint64_t loose_graphs, loose_api_ns;
+};
+extern struct sums sums;
+void sums_kernel(uint32_t slot, uint32_t device, uint64_t ns, bool in_graph);
+void sums_latency(uint32_t slot, uint32_t device, uint64_t ns);
+void sums_api(uint32_t device, uint64_t ns, uint64_t calls);
+void sums_sync(uint32_t context, uint32_t type, uint64_t ns);
+void sums_context(uint32_t context, uint32_t device);
+uint32_t sums_bucket(uint64_t ns);
+/* The device that work of unknown device is counted for: that with the most kernels, else the first used one. */
+uint32_t sums_main_device(void);
+/* A time not exceeded by 95 % of the window's launch-to-start times (a bucket's bound); 0: too few. */
+uint64_t sums_queue_p95(void);
+/* What the window measured. traced_ns: its length. from, closed: as unions_of. */
+struct finished {
+    uint64_t traced_ns, from, closed;
+    bool has_union;
+    bool continues; /* tracing goes on: calls and work may still find each other */
+};
+/* Adds the window to the file, all at once. */
+void sums_publish(const struct finished *window);
+/* Throws the window away; its kept records become dropped ones. */
+void sums_discard(void);
+
+/* ---- windows ---- */
+
+/* What must happen when; answers the next time (CLOCK_MONOTONIC ns) at which it wants to be asked. */
+uint64_t windows_step(uint64_t now);
+/* Where in the window a call began, in the records' clock. */
+enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
+enum moment windows_moment(uint64_t time);
+uint64_t windows_opening(void); /* before anything was enabled */
+bool windows_trust_graph_ids(void); /* graph launches have the correlation ids of their nodes */
+
+/* ---- file ---- */
+
+bool file_create(void);
+struct agent_file *file_map(void); /* NULL: there is none (then nothing is published) */
+void file_begin(void);             /* what is written until file_end appears at once */
+void file_end(void);
+void file_heartbeat(void);
+void file_state(enum agent_state state, enum agent_reason reason);
+void file_forked(void);            /* in the child: lets go of the parent's file */
+/* The one line on stderr. */
+void say_once(const char *what);
+
+/* ---- entry ---- */
+
+uint64_t monotonic_ns(void);
+uint64_t realtime_ns(void);
+void wake_agent(void); /* from any thread; leaves errno alone */
+bool stop_wanted(void);
+
+#endif

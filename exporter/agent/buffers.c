@@ -1,0 +1,167 @@
+/* The memory that CUPTI fills with records.
+ *
+ * A fixed arena of large buffers; when CUPTI has them all, small ones whose records are only counted; when it has
+ * those too, none. CUPTI's callbacks run on the program's threads: they set bits, and our own thread does the rest.
+ * Buffers that are not ours (another tool registered its callbacks, and ours were called with its buffers) are left
+ * alone. After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "agent.h"
+
+enum {
+    LARGE = 64, LARGE_SIZE = 1 << 20, /* 5,000 kernels each; at 1 M records/s 0.3 s of delay */
+    SMALL = 1024, SMALL_SIZE = 4096,
+    WORD = 64, BUFFERS = LARGE + SMALL, WORDS = BUFFERS / WORD,
+    LARGE_WORDS = LARGE / WORD,
+};
+static_assert(LARGE % WORD == 0 && SMALL % WORD == 0, "bits fill their words");
+
+static uint8_t *arena; /* LARGE large ones, then SMALL small ones; touched when used */
+static _Alignas(8) uint8_t last_resort[SMALL_SIZE];
+static _Atomic uint64_t available[WORDS]; /* bit set: here */
+static _Atomic uint64_t returned[WORDS];  /* bit set: given back, and not yet emptied. Neither: CUPTI has it */
+static _Atomic uint32_t epochs[BUFFERS];  /* when it was handed out */
+static size_t filled[BUFFERS];            /* bytes; written before the bit of `returned` is */
+static _Atomic uint32_t epoch = 1;
+static uint32_t forgotten;                /* buffers of this epoch and before are lost to another tool */
+static atomic_bool may_refuse, exhausted;
+
+bool buffers_create(void)
+{
+    if (arena)
+        return true;
+    size_t size = (size_t)LARGE * LARGE_SIZE + (size_t)SMALL * SMALL_SIZE;
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        return false;
+    arena = memory;
+    for (int i = 0; i < WORDS; i++)
+        atomic_store(&available[i], UINT64_MAX);
+    return true;
+}
+
+void buffers_set_version(uint32_t version) { atomic_store(&may_refuse, version >= CUPTI_12_9); }
+
+static uint8_t *place_of(int index, size_t *size)
+{
+    *size = index < LARGE ? LARGE_SIZE : SMALL_SIZE;
+    return index < LARGE ? arena + (size_t)index * LARGE_SIZE
+                         : arena + (size_t)LARGE * LARGE_SIZE + (size_t)(index - LARGE) * SMALL_SIZE;
+}
+
+static int index_of(const uint8_t *buffer)
+{
+    uintptr_t start = (uintptr_t)arena, here = (uintptr_t)buffer;
+    size_t large = (size_t)LARGE * LARGE_SIZE, all = large + (size_t)SMALL * SMALL_SIZE;
+    if (!start || here < start || here - start >= all)
+        return -1;
+    size_t offset = here - start;
+    if (offset < large)
+        return offset % LARGE_SIZE ? -1 : (int)(offset / LARGE_SIZE);
+    return (offset - large) % SMALL_SIZE ? -1 : LARGE + (int)((offset - large) / SMALL_SIZE);
+}
+
+/* Takes the first that is there, so that few of the arena's pages are ever touched. -1: none. */
+static int take(void)
+{
+    for (int word = 0; word < WORDS; word++) {
+        uint64_t bits = atomic_load(&available[word]);
+        while (bits) {
+            int bit = __builtin_ctzll(bits);
+            if (atomic_compare_exchange_weak(&available[word], &bits, bits & ~(UINT64_C(1) << bit)))
+                return word * WORD + bit;
+        }
+    }
+    return -1;
+}
+
+void buffers_requested(uint8_t **buffer, size_t *size, size_t *most_records)
+{
+    *most_records = 0; /* as many as fit */
+    int index = take();
+    if (index >= 0) {
+        atomic_store(&epochs[index], atomic_load(&epoch));
+        *buffer = place_of(index, size);
+        return;
+    }
+    if (atomic_load(&may_refuse)) {
+        *buffer = NULL;
+        *size = 0;
+        return;
+    }
+    /* Older versions crash on a refusal. This memory is nobody's, tracing ends at once (windows.c). */
+    atomic_store(&exhausted, true);
+    *buffer = last_resort;
+    *size = sizeof last_resort;
+    wake_agent();
+}
+
+void buffers_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid)
+{
+    (void)context, (void)stream, (void)size;
+    int index = index_of(buffer);
+    if (index < 0)
+        return;
+    uint64_t bit = UINT64_C(1) << (index % WORD);
+    if ((atomic_load(&available[index / WORD]) | atomic_load(&returned[index / WORD])) & bit)
+        return; /* CUPTI did not have it */
+    size_t most;
+    place_of(index, &most);
+    filled[index] = valid < most ? valid : most;
+    atomic_fetch_or(&returned[index / WORD], bit);
+    wake_agent();
+}
+
+void buffers_drain(bool keep)
+{
+    for (int word = 0; word < WORDS; word++) {
+        uint64_t bits = atomic_load(&returned[word]);
+        for (uint64_t rest = bits; rest; rest &= rest - 1) {
+            int index = word * WORD + __builtin_ctzll(rest);
+            size_t size;
+            uint8_t *buffer = place_of(index, &size);
+            bool ours = atomic_load(&epochs[index]) > forgotten;
+            if (filled[index])
+                records_take(buffer, filled[index], keep && index < LARGE && ours);
+        }
+        /* First no longer returned, then here: in between it counts as with CUPTI, which delays but loses nothing. */
+        atomic_fetch_and(&returned[word], ~bits);
+        atomic_fetch_or(&available[word], bits);
+    }
+}
+
+uint32_t buffers_new_epoch(void) { return atomic_fetch_add(&epoch, 1); }
+
+static bool is_out(int index)
+{
+    uint64_t bit = UINT64_C(1) << (index % WORD);
+    return !((atomic_load(&available[index / WORD]) | atomic_load(&returned[index / WORD])) & bit);
+}
+
+bool buffers_are_back(uint32_t last)
+{
+    for (int index = 0; index < BUFFERS; index++) {
+        uint32_t handed = atomic_load(&epochs[index]);
+        if (handed > forgotten && handed <= last && is_out(index))
+            return false;
+    }
+    return true;
+}
+
+void buffers_forget(uint32_t last) { forgotten = last; }
+
+uint32_t buffers_out(void)
+{
+    uint32_t out = 0;
+    for (int word = 0; word < WORDS; word++) {
+        uint64_t here = atomic_load(&available[word]) | atomic_load(&returned[word]);
+        out += (uint32_t)__builtin_popcountll(~here);
+    }
+    return out;
+}
+
+bool buffers_exhausted(void) { return atomic_load(&exhausted); }

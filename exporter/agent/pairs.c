@@ -1,0 +1,216 @@
+/* A call and the work that it asked for have the same correlation id but come in different buffers, in either order.
+ * Whichever is first waits here; ids count up, so that a place is needed again 64 Ki ids later: what still waits there
+ * then never finds its other half. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+enum { PLACES = 1 << 16 };
+
+struct waiting {
+    uint64_t begin, end;   /* a call's; of work the start, in `begin` */
+    uint32_t correlation;
+    uint32_t generation;   /* other than now: free */
+    uint32_t slot, interval;
+    uint8_t side;          /* enum pair_side */
+    uint8_t device;
+    struct copy_place place;
+    bool is_edge;            /* of a launch: perhaps its kernel is not recorded */
+    bool has_call, has_node; /* of a graph launch: each side may come first, and nodes come many times */
+};
+
+static struct waiting ring[PLACES];
+static uint32_t generation = 1;
+/* What waits, by kind. Their time belongs to the window though their device is not known. */
+static struct {
+    uint64_t launches, kernels, graphs, api_ns, api_calls;
+} open;
+
+static void add_call(uint64_t ns)
+{
+    open.api_ns += ns;
+    open.api_calls++;
+}
+
+/* The call's device is known now. */
+static void settle_call(uint32_t device, uint64_t ns)
+{
+    open.api_ns -= ns;
+    open.api_calls--;
+    sums_api(device, ns, 1);
+}
+
+static void expire(struct waiting *w)
+{
+    uint32_t device = sums_main_device();
+    if (w->side == PAIR_LAUNCH && !w->is_edge) {
+        sums.unmatched++;
+        open.launches--;
+        settle_call(device, w->end - w->begin);
+    } else if (w->side == PAIR_KERNEL) {
+        sums.unmatched++;
+        open.kernels--;
+    } else if (w->side == PAIR_GRAPH && w->has_call && !w->has_node) {
+        open.graphs--;
+        sums.devices[device].graph_launches_untraced++;
+        settle_call(device, w->end - w->begin);
+    }
+    w->side = PAIR_FREE;
+}
+
+static struct waiting *place_of(uint32_t correlation)
+{
+    struct waiting *w = &ring[correlation % PLACES];
+    if (w->generation != generation)
+        *w = (struct waiting){.generation = generation};
+    if (w->side != PAIR_FREE && w->correlation != correlation)
+        expire(w);
+    return w;
+}
+
+/* Lets `next` wait, in the place of whatever waits there under the same id (which CUPTI never gives twice). */
+static void wait_in(struct waiting *w, struct waiting next)
+{
+    if (w->side != PAIR_FREE)
+        expire(w);
+    next.generation = generation;
+    *w = next;
+}
+
+static void meet(uint32_t device, uint32_t slot, uint64_t start, uint64_t begin, uint64_t end, uint32_t interval)
+{
+    sums_api(device, end - begin, 1);
+    sums_latency(slot, device, start > end ? start - end : 0);
+    unions_launched(interval, end);
+}
+
+void pairs_launch(uint32_t correlation, uint64_t begin, uint64_t end, bool is_edge)
+{
+    struct waiting *w = place_of(correlation);
+    if (w->side == PAIR_KERNEL) {
+        open.kernels--;
+        meet(w->device, w->slot, w->begin, begin, end, w->interval);
+        w->side = PAIR_FREE;
+        return;
+    }
+    wait_in(w, (struct waiting){.side = PAIR_LAUNCH, .correlation = correlation, .begin = begin, .end = end,
+                                .is_edge = is_edge});
+    if (is_edge)
+        return;
+    open.launches++;
+    add_call(end - begin);
+}
+
+void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t start, uint32_t interval)
+{
+    struct waiting *w = place_of(correlation);
+    if (w->side == PAIR_LAUNCH) {
+        if (!w->is_edge) {
+            open.launches--;
+            open.api_ns -= w->end - w->begin;
+            open.api_calls--;
+        }
+        meet(device, slot, start, w->begin, w->end, interval);
+        w->side = PAIR_FREE;
+        return;
+    }
+    wait_in(w, (struct waiting){.side = PAIR_KERNEL, .correlation = correlation, .device = (uint8_t)device,
+                                .slot = slot, .begin = start, .interval = interval});
+    open.kernels++;
+}
+
+static void meet_copy(uint32_t device, struct copy_place place, uint64_t begin, uint64_t end, uint32_t interval)
+{
+    struct agent_copies *copies = &sums.devices[device].copies[place.direction][place.memory];
+    copies->api_ns += end - begin;
+    copies->api_calls++;
+    unions_launched(interval, begin); /* a blocking call ends after its copy */
+}
+
+void pairs_copy_call(uint32_t correlation, uint64_t begin, uint64_t end)
+{
+    struct waiting *w = place_of(correlation);
+    if (w->side == PAIR_COPY) {
+        meet_copy(w->device, w->place, begin, end, w->interval);
+        w->side = PAIR_FREE;
+        return;
+    }
+    wait_in(w, (struct waiting){.side = PAIR_COPY_CALL, .correlation = correlation, .begin = begin, .end = end});
+}
+
+void pairs_copy(uint32_t correlation, uint32_t device, struct copy_place place, uint32_t interval)
+{
+    struct waiting *w = place_of(correlation);
+    if (w->side == PAIR_COPY_CALL) {
+        meet_copy(device, place, w->begin, w->end, interval);
+        w->side = PAIR_FREE;
+        return;
+    }
+    wait_in(w, (struct waiting){.side = PAIR_COPY, .correlation = correlation, .device = (uint8_t)device,
+                                .place = place, .interval = interval});
+}
+
+/* A graph launch keeps its place for all its nodes. */
+static struct waiting *graph_of(uint32_t correlation)
+{
+    struct waiting *w = place_of(correlation);
+    if (w->side != PAIR_GRAPH)
+        wait_in(w, (struct waiting){.side = PAIR_GRAPH, .correlation = correlation, .interval = NO_INTERVAL});
+    return w;
+}
+
+static void trace_graph(struct waiting *w)
+{
+    sums.devices[w->device].graph_launches_traced++;
+}
+
+void pairs_graph(uint32_t correlation, uint64_t begin, uint64_t end)
+{
+    struct waiting *w = graph_of(correlation);
+    if (w->has_call)
+        return;
+    w->has_call = true;
+    w->begin = begin;
+    w->end = end;
+    if (w->has_node) {
+        trace_graph(w);
+        sums_api(w->device, end - begin, 1);
+        unions_launched(w->interval, end); /* the first that came; of the others the launch stays unknown */
+        return;
+    }
+    open.graphs++;
+    add_call(end - begin);
+}
+
+void pairs_node(uint32_t correlation, uint32_t device, uint32_t interval)
+{
+    struct waiting *w = graph_of(correlation);
+    bool is_first = !w->has_node;
+    if (is_first) {
+        w->has_node = true;
+        w->device = (uint8_t)device;
+        w->interval = interval;
+    }
+    if (!w->has_call)
+        return;
+    unions_launched(interval, w->end);
+    if (is_first) {
+        open.graphs--;
+        settle_call(device, w->end - w->begin);
+        trace_graph(w);
+    }
+}
+
+void pairs_close(void)
+{
+    uint32_t device = sums_main_device();
+    sums.unmatched += open.launches + open.kernels;
+    sums.devices[device].graph_launches_untraced += open.graphs;
+    sums_api(device, open.api_ns, open.api_calls);
+    pairs_forget();
+}
+
+void pairs_forget(void)
+{
+    open.launches = open.kernels = open.graphs = open.api_ns = open.api_calls = 0;
+    generation++;
+}

@@ -1,0 +1,249 @@
+/* What a record means. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "agent.h"
+
+static uint32_t u32_at(const uint8_t *record, size_t offset)
+{
+    uint32_t value;
+    memcpy(&value, record + offset, sizeof value);
+    return value;
+}
+
+static uint64_t u64_at(const uint8_t *record, size_t offset)
+{
+    uint64_t value;
+    memcpy(&value, record + offset, sizeof value);
+    return value;
+}
+
+/* Times that are far off the window are garbage; but a clock may be set while we trace. */
+#define TOLERANCE (3600 * SECOND)
+static uint64_t earliest, latest;
+
+static void set_bounds(void)
+{
+    uint64_t opening = windows_opening();
+    earliest = opening > TOLERANCE ? opening - TOLERANCE : 1;
+    latest = cupti_now() + TOLERANCE;
+}
+
+/* Counts the record; false: it has no valid times (no memory was left for them, or CUPTI erred). */
+static bool is_valid(uint64_t start, uint64_t end)
+{
+    bool valid = start >= earliest && end >= start && end <= latest;
+    *(valid ? &sums.kept : &sums.invalid) += 1;
+    return valid;
+}
+
+/* Whether the record of work is good, on a device that has a place. */
+static bool is_work(uint64_t start, uint64_t end, uint32_t device)
+{
+    if (device >= AGENT_DEVICES) {
+        sums.dropped++;
+        return false;
+    }
+    if (!is_valid(start, end))
+        return false;
+    sums.devices[device].used = 1;
+    return true;
+}
+
+/* What the cost is made of. */
+static void count_work(bool in_graph)
+{
+    sums.nodes += in_graph;
+    sums.work += !in_graph;
+}
+
+static void take_kernel(const uint8_t *record)
+{
+    uint64_t start = u64_at(record, KERNEL_START), end = u64_at(record, KERNEL_END);
+    uint32_t device = u32_at(record, KERNEL_DEVICE), context = u32_at(record, KERNEL_CONTEXT);
+    uint32_t correlation = u32_at(record, KERNEL_CORRELATION);
+    bool in_graph = u64_at(record, KERNEL_GRAPH_NODE) != 0;
+    const char *name = (const char *)(uintptr_t)u64_at(record, KERNEL_NAME);
+    count_work(in_graph);
+    if (!is_work(start, end, device))
+        return;
+    name = name ? name : "";
+    struct shape shape;
+    memcpy(shape.grid, record + KERNEL_GRID, sizeof shape.grid);
+    memcpy(shape.block, record + KERNEL_BLOCK, sizeof shape.block);
+    uint32_t slot = kernels_slot(device, name, &shape);
+    sums_kernel(slot, device, end - start, in_graph);
+    sums_context(context, device);
+    unions_stream(device, context, u32_at(record, KERNEL_STREAM), start, end);
+    enum activity activity = kernels_is_communication(name) ? ACTIVITY_COMMUNICATION : ACTIVITY_COMPUTE;
+    uint32_t interval = unions_add(device, activity, start, end);
+    if (!correlation || !cupti_can_record_calls())
+        return;
+    if (!in_graph)
+        pairs_kernel(correlation, device, slot, start, interval);
+    else if (windows_trust_graph_ids())
+        pairs_node(correlation, device, interval);
+}
+
+static bool copy_place(const uint8_t *record, struct copy_place *place)
+{
+    uint8_t host = AGENT_DEVICE;
+    switch (record[MEMCPY_COPY_KIND]) {
+    case MEMCPY_HTOD: case MEMCPY_HTOA:
+        place->direction = AGENT_H2D;
+        host = record[MEMCPY_SOURCE];
+        break;
+    case MEMCPY_DTOH: case MEMCPY_ATOH:
+        place->direction = AGENT_D2H;
+        host = record[MEMCPY_DESTINATION];
+        break;
+    case MEMCPY_ATOA: case MEMCPY_ATOD: case MEMCPY_DTOA: case MEMCPY_DTOD:
+        *place = (struct copy_place){AGENT_D2D, AGENT_DEVICE};
+        return true;
+    case MEMCPY_PTOP:
+        *place = (struct copy_place){AGENT_P2P, AGENT_DEVICE};
+        return true;
+    default: /* within the host */
+        return false;
+    }
+    place->memory = host == MEMORY_KIND_PINNED ? AGENT_PINNED : AGENT_PAGEABLE;
+    return true;
+}
+
+static void add_copy(uint32_t device, struct copy_place place, uint64_t bytes, uint64_t ns)
+{
+    static const uint32_t BOUNDS[] = AGENT_COPY_BOUNDS;
+    struct agent_copies *copies = &sums.devices[device].copies[place.direction][place.memory];
+    uint32_t bucket = 0;
+    while (bucket < AGENT_COPY_BUCKETS - 1 && bytes > BOUNDS[bucket])
+        bucket++;
+    copies->count++;
+    copies->bytes += bytes;
+    copies->ns += ns;
+    copies->buckets[bucket]++;
+}
+
+static void take_copy(const uint8_t *record, size_t correlation_at, size_t node_at)
+{
+    uint64_t start = u64_at(record, MEMCPY_START), end = u64_at(record, MEMCPY_END);
+    uint32_t device = u32_at(record, MEMCPY_DEVICE), correlation = u32_at(record, correlation_at);
+    bool in_graph = u64_at(record, node_at) != 0;
+    struct copy_place place;
+    count_work(in_graph);
+    if (!is_work(start, end, device) || !copy_place(record, &place))
+        return;
+    add_copy(device, place, u64_at(record, MEMCPY_BYTES), end - start);
+    uint32_t interval = unions_add(device, ACTIVITY_COPY, start, end);
+    if (!correlation || !cupti_can_record_calls())
+        return;
+    if (!in_graph)
+        pairs_copy(correlation, device, place, interval);
+    else if (windows_trust_graph_ids())
+        pairs_node(correlation, device, interval);
+}
+
+static void take_set(const uint8_t *record)
+{
+    uint64_t start = u64_at(record, MEMSET_START), end = u64_at(record, MEMSET_END);
+    uint32_t device = u32_at(record, MEMSET_DEVICE);
+    count_work(u64_at(record, MEMSET_GRAPH_NODE) != 0);
+    if (!is_work(start, end, device))
+        return;
+    sums.devices[device].sets++;
+    sums.devices[device].set_bytes += u64_at(record, MEMSET_BYTES);
+    sums.devices[device].set_ns += end - start;
+    unions_add(device, ACTIVITY_COPY, start, end);
+}
+
+/* A whole replay of a graph, where nodes are not recorded. What ran inside is unknown: it counts as compute. */
+static void take_graph(const uint8_t *record)
+{
+    uint64_t start = u64_at(record, GRAPH_START), end = u64_at(record, GRAPH_END);
+    uint32_t device = u32_at(record, GRAPH_DEVICE);
+    if (!is_work(start, end, device))
+        return;
+    unions_add(device, ACTIVITY_COMPUTE, start, end);
+    unions_stream(device, u32_at(record, GRAPH_CONTEXT), u32_at(record, GRAPH_STREAM), start, end);
+}
+
+static void take_sync(const uint8_t *record)
+{
+    uint64_t start = u64_at(record, SYNC_START), end = u64_at(record, SYNC_END);
+    if (is_valid(start, end))
+        sums_sync(u32_at(record, SYNC_CONTEXT), u32_at(record, SYNC_TYPE), end - start);
+}
+
+static void take_call(const uint8_t *record, int kind)
+{
+    uint64_t begin = u64_at(record, API_START), end = u64_at(record, API_END);
+    uint32_t correlation = u32_at(record, API_CORRELATION);
+    enum api_call call = api_call_of(kind, u32_at(record, API_CBID));
+    /* While a window opens and closes calls are recorded whose work is not. */
+    enum moment moment = windows_moment(begin);
+    if (call == CALL_OTHER || moment == MOMENT_OUTSIDE || !is_valid(begin, end))
+        return;
+    if (call == CALL_LAUNCH) {
+        pairs_launch(correlation, begin, end, moment == MOMENT_EDGE);
+    } else if (call == CALL_COPY) {
+        pairs_copy_call(correlation, begin, end);
+    } else if (moment == MOMENT_EDGE) {
+        return;
+    } else if (windows_trust_graph_ids()) {
+        sums.graphs++;
+        pairs_graph(correlation, begin, end);
+    } else {
+        sums.graphs++;
+        sums.loose_graphs++;
+        sums.loose_api_ns += end - begin;
+    }
+}
+
+/* The bytes that are read of a kind's records; 0: a kind that we did not ask for. */
+static size_t needed(uint32_t kind)
+{
+    switch (kind) {
+    case KIND_CONCURRENT_KERNEL: return KERNEL_NEEDS;
+    case KIND_MEMCPY: return MEMCPY_NEEDS;
+    case KIND_MEMCPY2: return MEMCPY2_NEEDS;
+    case KIND_MEMSET: return MEMSET_NEEDS;
+    case KIND_SYNCHRONIZATION: return SYNC_NEEDS;
+    case KIND_RUNTIME: case KIND_DRIVER: return API_NEEDS;
+    case KIND_GRAPH_TRACE: return GRAPH_NEEDS;
+    default: return 0;
+    }
+}
+
+static void take(const uint8_t *record, uint32_t kind)
+{
+    switch (kind) {
+    case KIND_CONCURRENT_KERNEL: take_kernel(record); break;
+    case KIND_MEMCPY: take_copy(record, MEMCPY_CORRELATION, MEMCPY_GRAPH_NODE); break;
+    case KIND_MEMCPY2: take_copy(record, MEMCPY2_CORRELATION, MEMCPY2_GRAPH_NODE); break;
+    case KIND_MEMSET: take_set(record); break;
+    case KIND_SYNCHRONIZATION: take_sync(record); break;
+    case KIND_GRAPH_TRACE: take_graph(record); break;
+    default: take_call(record, (int)kind); break;
+    }
+}
+
+void records_take(uint8_t *buffer, size_t valid, bool keep)
+{
+    uint8_t *record = NULL, *last = buffer - 1;
+    set_bounds();
+    if (!cupti_enter())
+        return;
+    /* A library that errs must not lead us out of the buffer, or round in circles. */
+    while (cupti_next_record(buffer, valid, &record) == CUPTI_OK && record > last && record < buffer + valid) {
+        last = record;
+        size_t left = (size_t)(buffer + valid - record);
+        uint32_t kind = left >= sizeof kind ? u32_at(record, 0) : 0;
+        size_t size = needed(kind);
+        if (!keep)
+            sums.dropped++;
+        else if (size > left)
+            sums.invalid++;
+        else if (size)
+            take(record, kind);
+    }
+    cupti_leave();
+}

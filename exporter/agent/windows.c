@@ -1,0 +1,601 @@
+/* When to trace, and when to stop for good.
+ *
+ *   ATTACHING  no context yet: CUPTI is not touched
+ *   IDLE       between two windows
+ *   OPEN       tracing
+ *   DRAINING   tracing is over, the last records are on their way
+ *   HALTED     another tool uses CUPTI: nothing is touched, not even what we enabled (it would end their collection)
+ *   STOPPED    gpu_hpc_agent_stop was called
+ *   OVER       for good
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define NEVER UINT64_MAX
+#define LONGEST_WINDOW (10 * SECOND)
+enum {
+    DISCARDS_IN_A_ROW = 3,  /* then windows are of no use in this process */
+    STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
+    TICKS_OVER_BUDGET = 5,  /* continuous mode */
+    OLD_NODE_LIMIT = 20000000, /* before 13.0.1 times became invalid after 25 M */
+};
+
+static enum { ATTACHING, IDLE, OPEN, DRAINING, HALTED, STOPPED, OVER } phase;
+static struct {
+    uint64_t opening;              /* records' clock: before anything was enabled */
+    uint64_t calls_from, calls_to; /* records' clock: around all launches that may have been recorded */
+    uint64_t begin, end;           /* records' clock: between them all launches were recorded */
+    uint64_t opened, closed;       /* CLOCK_MONOTONIC: the same */
+    uint64_t length;               /* wanted */
+    uint64_t deadline, next_flush; /* while its records are awaited */
+    uint32_t epoch;                /* of the last buffers that may have its records */
+} window;
+/* In continuous mode the window never closes; what is published is what lies between two marks. */
+static struct {
+    bool waits;                   /* for the buffers handed out before it */
+    uint64_t time, at;            /* records' clock, CLOCK_MONOTONIC */
+    uint64_t last_time, last_at;  /* of the mark before */
+    uint64_t due, next_flush;
+    uint32_t epoch;
+} mark;
+static bool continuous, stepped_down, graph_nodes, ignore_others;
+static uint64_t next_begin, started, period, resume_at, life_nodes, last_queue_p95;
+static uint32_t discards, stale_waits, stale_epoch, ticks_over;
+static uint64_t chance = 1;
+
+uint64_t windows_opening(void) { return window.opening; }
+bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
+
+enum moment windows_moment(uint64_t time)
+{
+    if (time < window.calls_from || time > window.calls_to)
+        return MOMENT_OUTSIDE;
+    return time < window.begin || time > window.end ? MOMENT_EDGE : MOMENT_INSIDE;
+}
+
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* Evenly in [0, 1). */
+static double random_share(void)
+{
+    chance ^= chance << 13;
+    chance ^= chance >> 7;
+    chance ^= chance << 17;
+    return (double)(chance >> 11) / 9007199254740992.0;
+}
+
+static void tell(enum agent_state state)
+{
+    file_state(state, stepped_down ? AGENT_REASON_BUDGET : AGENT_REASON_NONE);
+}
+
+/* ---- Ends ---- */
+
+static const char *explain(enum agent_reason reason)
+{
+    switch (reason) {
+    case AGENT_REASON_NO_CUDA: return "libcuda.so.1 has not the functions needed";
+    case AGENT_REASON_NO_CUPTI: return "no libcupti found that can be loaded";
+    case AGENT_REASON_MISSING_FUNCTION: return "libcupti lacks functions";
+    case AGENT_REASON_UNKNOWN_VERSION: return "this version of libcupti is not proven";
+    case AGENT_REASON_BUDGET: return "tracing costs more than its budget";
+    case AGENT_REASON_INVALID_RECORDS: return "CUPTI's records have invalid times";
+    case AGENT_REASON_BUFFERS: return "CUPTI keeps all buffers";
+    case AGENT_REASON_WINDOWS_DISCARDED: return "no trace window becomes complete";
+    default: return "a call of CUPTI failed";
+    }
+}
+
+/* Kernels are the last to be switched on, and the first to be switched off: each has its call. */
+static const int KINDS[] = {KIND_SYNCHRONIZATION, KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET, KIND_CONCURRENT_KERNEL};
+enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
+
+static void note(int *error, int result) { *error = *error ? *error : result; }
+
+/* The first error, after all were tried. CUPTI is left as we found it. */
+static int disable_all(void)
+{
+    int error = CUPTI_OK;
+    for (int i = KIND_COUNT; i-- > 0;) {
+        note(&error, cupti_disable(KINDS[i]));
+        if (KINDS[i] == KIND_CONCURRENT_KERNEL)
+            window.calls_to = cupti_now();
+    }
+    if (!graph_nodes)
+        note(&error, cupti_disable(KIND_GRAPH_TRACE));
+    if (cupti_can_record_calls()) {
+        note(&error, cupti_all_calls());
+        note(&error, cupti_disable(KIND_RUNTIME));
+        note(&error, cupti_disable(KIND_DRIVER));
+    }
+    return error;
+}
+
+static void note_interval_end(void)
+{
+    struct agent_file *file = file_map();
+    if (!file)
+        return;
+    struct agent_header *h = &file->header;
+    file_begin();
+    h->intervals[(h->intervals_total - 1) % AGENT_INTERVALS].end_ns = realtime_ns();
+    h->on_ns += window.closed - window.opened;
+    file_end();
+}
+
+/* Ends it all. Whatever we enabled is disabled, unless another tool may depend on it. */
+static void give_up(enum agent_reason reason, int code)
+{
+    if (code == CUPTI_QUITTING)
+        return; /* the process exits: nobody will see */
+    const char *call = reason == AGENT_REASON_CUPTI_ERROR ? cupti_failed_call() : "";
+    struct agent_file *file = file_map();
+    if (file) {
+        file_begin();
+        file->header.error_code = code;
+        snprintf(file->header.error_call, sizeof file->header.error_call, "%s", call);
+        file_end();
+    }
+    if (phase == OPEN) {
+        window.closed = monotonic_ns();
+        if (cupti_probe() != CUPTI_SUBSCRIBER_TAKEN)
+            (void)disable_all();
+        note_interval_end();
+    }
+    if (phase == OPEN || phase == DRAINING)
+        sums_discard();
+    phase = OVER;
+    file_state(AGENT_OFF, reason);
+    say_once(explain(reason));
+}
+
+/* Another tool has CUPTI's subscription. */
+static void halt(uint64_t now)
+{
+    if (phase == OPEN) {
+        window.closed = now;
+        note_interval_end();
+    }
+    if (phase == OPEN || phase == DRAINING)
+        sums_discard();
+    mark.waits = false;
+    phase = HALTED;
+    resume_at = options.resume_ns == NEVER ? NEVER : now + options.resume_ns;
+    file_state(AGENT_PAUSED, AGENT_REASON_PROFILER);
+}
+
+/* Whether CUPTI is ours to touch; otherwise the phase has changed. */
+static bool is_free(uint64_t now)
+{
+    int result = cupti_probe();
+    if (result == CUPTI_OK || (result == CUPTI_SUBSCRIBER_TAKEN && ignore_others))
+        return true;
+    if (result == CUPTI_SUBSCRIBER_TAKEN)
+        halt(now);
+    else
+        give_up(AGENT_REASON_CUPTI_ERROR, result);
+    return false;
+}
+
+/* ---- Attaching ---- */
+
+static void note_devices(void)
+{
+    uint32_t active = cuda_active_devices();
+    static const uint8_t NONE[16];
+    for (uint32_t i = 0; i < AGENT_DEVICES; i++) {
+        struct agent_device *d = &sums.devices[i];
+        if (active & 1u << i)
+            d->used = 1;
+        if (d->used && memcmp(d->uuid, NONE, sizeof NONE) == 0 && !cuda_device_uuid(i, d->uuid))
+            memset(d->uuid, 0, sizeof d->uuid);
+    }
+}
+
+static void note_versions(void)
+{
+    struct agent_file *file = file_map();
+    if (!file)
+        return;
+    file_begin();
+    file->header.cupti_version = cupti_version();
+    file->header.driver_version = cuda_driver_version();
+    uint32_t flags = file->header.flags & AGENT_FLAG_NAMES_FULL;
+    flags |= cupti_version() && cupti_can_record_calls() ? AGENT_FLAG_LAUNCHES : 0u;
+    flags |= graph_nodes ? AGENT_FLAG_GRAPH_NODES : 0u;
+    file->header.flags = flags;
+    file_end();
+}
+
+static void attach(uint64_t now)
+{
+    enum agent_reason reason = cupti_load(options.cuda_home, options.any_version);
+    graph_nodes = options.graph_nodes;
+    if (options.node_limit == NEVER && cupti_version() < CUPTI_13_0_1)
+        options.node_limit = OLD_NODE_LIMIT;
+    note_versions();
+    if (reason == AGENT_REASON_NONE && !buffers_create())
+        reason = AGENT_REASON_BUFFERS;
+    if (reason != AGENT_REASON_NONE) {
+        give_up(reason, 0);
+        return;
+    }
+    buffers_set_version(cupti_version());
+    chance = (now ^ (uint64_t)getpid() << 32) | 1;
+    continuous = options.mode == AGENT_MODE_CONTINUOUS;
+    window.length = options.window_ns;
+    period = options.period_ns;
+    /* Not all ranks of a job at the same moment. */
+    next_begin = now + (continuous ? 0 : (uint64_t)((double)(period - window.length) * 0.25 * random_share()));
+    phase = IDLE;
+    tell(AGENT_WAITING);
+}
+
+/* CUPTI is touched once the process has a context: programs that only count devices are left alone. Contexts that are
+ * not primary cannot be seen from outside; who has such tells us to begin after a while. */
+static uint64_t step_attaching(uint64_t now)
+{
+    static uint64_t initialised;
+    if (!started) {
+        started = now;
+        if (options.mode == AGENT_MODE_OFF) {
+            phase = OVER;
+            file_state(AGENT_OFF, AGENT_REASON_CONFIGURED);
+            return NEVER;
+        }
+        enum agent_reason reason = cuda_load();
+        note_versions();
+        if (reason != AGENT_REASON_NONE) {
+            give_up(reason, 0);
+            return NEVER;
+        }
+    }
+    if (!initialised && cuda_initialised())
+        initialised = now;
+    if (initialised && (cuda_active_devices() || now - initialised >= options.attach_ns)) {
+        attach(now);
+        return now;
+    }
+    return now + (now - started < 60 * SECOND ? SECOND / 20 : SECOND);
+}
+
+/* ---- Opening ---- */
+
+static int enable_all(void)
+{
+    int error = cupti_register(buffers_requested, buffers_completed);
+    if (!error && cupti_can_record_calls()) {
+        error = cupti_enable(KIND_RUNTIME);
+        error = error ? error : cupti_enable(KIND_DRIVER);
+        error = error ? error : cupti_only_known_calls();
+    }
+    if (!error && !graph_nodes)
+        error = cupti_enable(KIND_GRAPH_TRACE);
+    for (int i = 0; !error && i < KIND_COUNT; i++) {
+        if (KINDS[i] == KIND_CONCURRENT_KERNEL)
+            window.calls_from = cupti_now();
+        error = cupti_enable(KINDS[i]);
+    }
+    return error;
+}
+
+static void note_interval_begin(void)
+{
+    struct agent_file *file = file_map();
+    if (!file)
+        return;
+    struct agent_header *h = &file->header;
+    file_begin();
+    h->intervals[h->intervals_total % AGENT_INTERVALS] = (struct agent_interval){.begin_ns = realtime_ns()};
+    h->intervals_total++;
+    file_end();
+}
+
+/* Whether the buffers of a discarded window are back; their records would count for the next one. */
+static bool is_clean(uint64_t now)
+{
+    buffers_drain(false);
+    if (buffers_are_back(stale_epoch)) {
+        stale_waits = 0;
+        return true;
+    }
+    int error = cupti_flush();
+    if (error)
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+    else if (++stale_waits > STALE_WAITS)
+        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
+    next_begin = now + period;
+    return false;
+}
+
+static void open_window(uint64_t now)
+{
+    if (!is_free(now) || !is_clean(now))
+        return;
+    note_devices();
+    window.opening = cupti_now();
+    window.calls_from = window.calls_to = window.begin = window.end = NEVER;
+    phase = OPEN;
+    note_interval_begin();
+    window.opened = monotonic_ns();
+    int error = enable_all();
+    if (error) {
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+        return;
+    }
+    window.opened = monotonic_ns();
+    window.begin = cupti_now();
+    mark.last_time = 0;
+    mark.last_at = window.opened;
+    mark.due = window.opened + window.length;
+    mark.waits = false;
+    ticks_over = 0;
+    tell(AGENT_TRACING);
+}
+
+static uint64_t step_idle(uint64_t now)
+{
+    if (stop_wanted()) {
+        phase = STOPPED;
+        file_state(AGENT_PAUSED, AGENT_REASON_STOPPED);
+        return NEVER;
+    }
+    if (now < next_begin)
+        return next_begin;
+    open_window(now);
+    return now;
+}
+
+/* ---- Publishing ---- */
+
+/* What tracing costs a second of its time: kernel-agent.md, section 8. */
+static double cost_ratio(uint64_t traced_ns)
+{
+    double launches = (double)(sums.work + sums.graphs), nodes = (double)sums.nodes;
+    double cost_ns = 1000 * (launches * options.launch_cost_us + nodes * options.node_cost_us);
+    return traced_ns ? cost_ns / (double)traced_ns : 0;
+}
+
+static void note_schedule(double ratio, uint64_t length, uint64_t whole)
+{
+    struct agent_file *file = file_map();
+    if (!file)
+        return;
+    file_begin();
+    file->header.overhead_ratio = ratio;
+    file->header.window_seconds = (double)length / 1e9;
+    file->header.period_seconds = (double)whole / 1e9;
+    file_end();
+}
+
+/* Longer pauses, never shorter windows. false: even the longest pause would cost too much. */
+static bool schedule(double cost, uint64_t length)
+{
+    double wanted = (double)length * cost / options.budget;
+    period = options.period_ns > length ? options.period_ns : length;
+    if (wanted > (double)period)
+        period = wanted < 1e18 ? (uint64_t)wanted : NEVER / 16;
+    note_schedule(cost * (double)length / (double)period, length, period);
+    double pause = (double)(period - length) * (0.75 + 0.5 * random_share());
+    next_begin = window.closed + (uint64_t)pause;
+    /* Work that waits longer than a window before it starts would look as if it waited less. */
+    window.length = options.window_ns;
+    if (4 * last_queue_p95 > window.length)
+        window.length = least(4 * last_queue_p95, LONGEST_WINDOW);
+    return period <= options.longest_period_ns;
+}
+
+static bool are_times_bad(void)
+{
+    uint64_t all = sums.kept + sums.invalid;
+    return sums.invalid * 100 > all || (sums.invalid && sums.nodes && cupti_version() < CUPTI_13_0_1);
+}
+
+/* Once all records of the window, or up to the mark, are here. Answers whether their times were bad. */
+static bool publish(const struct finished *finished)
+{
+    uint64_t dropped;
+    if (cupti_dropped(&dropped) == CUPTI_OK)
+        sums.dropped += dropped;
+    bool bad = are_times_bad();
+    life_nodes += sums.nodes;
+    note_devices(); /* one may be new */
+    last_queue_p95 = sums_queue_p95();
+    sums_publish(finished);
+    return bad;
+}
+
+static void publish_window(void)
+{
+    struct finished finished = {.traced_ns = window.closed - mark.last_at, .from = mark.last_time,
+                                .closed = window.end, .has_union = true};
+    pairs_close();
+    double cost = cost_ratio(finished.traced_ns);
+    discards = 0;
+    bool is_bad = publish(&finished);
+    phase = IDLE;
+    if (is_bad)
+        give_up(AGENT_REASON_INVALID_RECORDS, 0);
+    else if (continuous) /* stopped */
+        next_begin = 0;
+    else if (!schedule(cost, finished.traced_ns))
+        give_up(AGENT_REASON_BUDGET, 0);
+    if (phase == IDLE)
+        tell(AGENT_WAITING);
+}
+
+/* ---- Closing ---- */
+
+static void close_window(uint64_t now)
+{
+    if (!is_free(now))
+        return;
+    window.end = cupti_now();
+    window.closed = monotonic_ns();
+    int error = disable_all();
+    note_interval_end();
+    phase = DRAINING;
+    window.epoch = buffers_new_epoch();
+    window.next_flush = now;
+    window.deadline = now + options.drain_ns;
+    if (error)
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+    else
+        tell(AGENT_WAITING);
+}
+
+static void discard_window(uint64_t now)
+{
+    sums_discard();
+    stale_epoch = window.epoch;
+    phase = IDLE;
+    next_begin = now + period;
+    if (++discards >= DISCARDS_IN_A_ROW)
+        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
+}
+
+/* Flushes when it is time for it; false: the phase has changed. Does a profiler no harm, so that it is not probed for:
+ * each probe takes the subscription for a moment, in which a profiler would not get it. */
+static bool flush(uint64_t now, uint64_t *next)
+{
+    if (now < *next)
+        return true;
+    int error = cupti_flush();
+    if (error) {
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+        return false;
+    }
+    *next = now + options.flush_ns;
+    return true;
+}
+
+static uint64_t step_draining(uint64_t now)
+{
+    if (!flush(now, &window.next_flush))
+        return now;
+    bool complete = buffers_are_back(window.epoch); /* before the drain: what came back is in it */
+    buffers_drain(true);
+    if (complete)
+        publish_window();
+    else if (now >= window.deadline)
+        discard_window(now);
+    else
+        return least(window.next_flush, window.deadline);
+    return now;
+}
+
+/* ---- Tracing ---- */
+
+/* Too dear for five marks in a row, and a budget was given: windows from now on. */
+static bool is_too_dear(double cost)
+{
+    ticks_over = cost > options.budget ? ticks_over + 1 : 0;
+    return options.has_budget && ticks_over >= TICKS_OVER_BUDGET;
+}
+
+static void publish_mark(bool complete, uint64_t now)
+{
+    struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
+                                .has_union = complete, .continues = true};
+    double cost = cost_ratio(finished.traced_ns);
+    bool is_bad = publish(&finished);
+    note_schedule(cost, finished.traced_ns, finished.traced_ns);
+    mark.last_time = mark.time;
+    mark.last_at = mark.at;
+    mark.waits = false;
+    mark.due = mark.at + window.length;
+    if (is_bad) {
+        give_up(AGENT_REASON_INVALID_RECORDS, 0);
+    } else if (is_too_dear(cost)) {
+        continuous = false;
+        stepped_down = true;
+        close_window(now);
+    }
+}
+
+static uint64_t step_continuous(uint64_t now)
+{
+    if (!mark.waits && now < mark.due)
+        return mark.due;
+    if (!mark.waits) {
+        if (!is_free(now))
+            return now;
+        mark.waits = true;
+        mark.time = cupti_now();
+        mark.at = now;
+        mark.epoch = buffers_new_epoch();
+        mark.next_flush = now;
+    }
+    if (!flush(now, &mark.next_flush))
+        return now;
+    bool complete = buffers_are_back(mark.epoch);
+    buffers_drain(true);
+    if (complete || now - mark.at >= options.drain_ns) {
+        publish_mark(complete, now);
+        return now;
+    }
+    return mark.next_flush;
+}
+
+static uint64_t step_open(uint64_t now)
+{
+    buffers_drain(true);
+    if (buffers_exhausted()) {
+        give_up(AGENT_REASON_BUFFERS, 0);
+        return NEVER;
+    }
+    bool is_spent = graph_nodes && life_nodes + sums.nodes >= options.node_limit;
+    bool is_long = !continuous && now - window.opened >= window.length;
+    if (stop_wanted() || is_spent || is_long) {
+        close_window(now);
+        if (is_spent && phase == DRAINING) {
+            graph_nodes = false; /* from the next window on */
+            note_versions();
+        }
+        return now;
+    }
+    return continuous ? step_continuous(now) : window.opened + window.length;
+}
+
+/* ---- Elsewhere ---- */
+
+static uint64_t step_halted(uint64_t now)
+{
+    buffers_drain(false);
+    if (now < resume_at)
+        return resume_at;
+    /* The owner wants us back. A tool that keeps the subscription for ever is taken to have finished. */
+    int result = cupti_probe();
+    ignore_others = result == CUPTI_SUBSCRIBER_TAKEN;
+    buffers_forget(buffers_new_epoch()); /* the other tool has got them */
+    phase = IDLE;
+    next_begin = now;
+    return now;
+}
+
+static uint64_t step_stopped(uint64_t now)
+{
+    if (stop_wanted())
+        return NEVER;
+    phase = IDLE;
+    next_begin = now;
+    tell(AGENT_WAITING);
+    return now;
+}
+
+uint64_t windows_step(uint64_t now)
+{
+    switch (phase) {
+    case ATTACHING: return step_attaching(now);
+    case IDLE: return step_idle(now);
+    case OPEN: return step_open(now);
+    case DRAINING: return step_draining(now);
+    case HALTED: return step_halted(now);
+    case STOPPED: return step_stopped(now);
+    default: buffers_drain(false); return NEVER;
+    }
+}

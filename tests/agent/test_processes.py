@@ -1,0 +1,209 @@
+"""Identity, fork, exec, exit, death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+import fake_activity
+from fake_activity.agent import Start
+from fake_activity.agent_file import State, is_locked, read, wait_for
+
+
+def test_who_it_is(start: Start) -> None:
+    """Name, mode, owner, lock, identity and the environment's snapshot."""
+    os.environ["RANK"], os.environ["SECRET_TOKEN"] = "3", "hush"
+    try:
+        agent = start()
+    finally:
+        del os.environ["RANK"], os.environ["SECRET_TOKEN"]
+    agent.begin()
+    now = agent.wait(lambda _: True)
+    header, path = now.header, agent.path
+    ticks = int(Path(f"/proc/{agent.pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    assert path.name.startswith(f"{agent.pid}-{ticks}-")
+    assert path.suffix == ".shm"
+    assert (header.pid, header.start_ticks, header.uid) == (agent.pid, ticks, os.getuid())
+    assert (header.magic, header.version, header.file_size) == (b"GPUHPCAG", 1, path.stat().st_size)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.stat().st_blocks * 512 >= header.file_size  # reserved: no SIGBUS on a full disk
+    assert now.environment["RANK"] == "3"
+    assert "SECRET_TOKEN" not in now.environment
+    assert is_locked(path)
+
+
+def test_a_strict_umask_does_not_shut_the_exporter_out(start: Start) -> None:
+    """The group reads."""
+    before = os.umask(0o077)
+    try:
+        agent = start()
+    finally:
+        os.umask(before)
+    agent.begin()
+    assert stat.S_IMODE(agent.find().stat().st_mode) == 0o640
+
+
+def test_the_heart_beats(start: Start) -> None:
+    """Once a second, whatever the state."""
+    agent = start(MODE="off")
+    agent.begin()
+    first = agent.wait(lambda now: now.header.state == State.OFF).header.heartbeat_ns
+    second = agent.wait(lambda now: now.header.heartbeat_ns > first).header.heartbeat_ns
+    assert abs(second - time.time_ns()) < 5e9
+
+
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_exit_while_tracing(start: Start, mode: str) -> None:
+    """No call of CUPTI after the exit began (the fake aborts), no delay, the status is the program's."""
+    agent = start(MODE=mode)
+    agent.trace()
+    agent.do("kernel a count=1000")
+    assert agent.end(7) == 7
+    assert agent.said() == ""
+    now = read(agent.path)
+    assert now.header.magic == b"GPUHPCAG"
+    assert not is_locked(agent.path)
+
+
+def test_exit_while_a_call_hangs(start: Start) -> None:
+    """The exit waits for it 100 ms, not for ever."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.do("slow cuptiActivityFlushAll ms=30000")
+    flushes = agent.calls()["cuptiActivityFlushAll"]
+    fake_activity.until(lambda: agent.calls()["cuptiActivityFlushAll"] > flushes)
+    begin = time.monotonic()
+    assert agent.end() == 0
+    assert time.monotonic() - begin < 2
+
+
+def test_exit_while_a_window_opens(start: Start) -> None:
+    """In the middle of a thousand calls: the next one does not begin (the fake aborts)."""
+    agent = start()
+    agent.do("slow cuptiActivityEnableRuntimeApi ms=2")
+    agent.begin()
+    fake_activity.until(lambda: agent.calls().get("cuptiActivityEnableRuntimeApi", 0) > 10)
+    assert agent.end() == 0
+    assert agent.said() == ""
+
+
+def test_sigkill(start: Start) -> None:
+    """What was published stays, and can be read; the lock is free."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.do("kernel a count=1000")
+    agent.wait(lambda now: "a" in now.kernels())
+    agent.process.send_signal(signal.SIGKILL)
+    assert agent.process.wait(10) == -signal.SIGKILL
+    now = read(agent.path)
+    assert now.kernels()["a"].executions == 1000
+    assert not is_locked(agent.path)
+
+
+@pytest.mark.parametrize("ending", ["", "exit=1"])
+def test_a_fork_in_the_middle(start: Start, ending: str) -> None:
+    """The child launches (as data loaders do by mistake) and ends either way; the parent's trace is unharmed."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.do("kernel a count=100")
+    for _ in range(5):
+        assert agent.do(f"fork count=50 {ending}") == "status=0"
+    agent.do("kernel a count=100")
+    now = agent.wait(lambda now: "a" in now.kernels() and now.kernels()["a"].executions == 200)
+    assert now.kernels().keys() == {"a"}
+    assert len(list(agent.directory.iterdir())) == 1
+    assert agent.end() == 0
+
+
+def test_a_child_does_not_hold_the_file(start: Start) -> None:
+    """Data loaders outlive a killed parent: neither the lock nor the mapping may stay with them."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    child = int(agent.do("fork wait=1"))
+    try:
+        assert agent.path.name not in Path(f"/proc/{child}/maps").read_text()
+        assert is_locked(agent.path)
+        agent.process.kill()
+        agent.process.wait()
+        fake_activity.until(lambda: not is_locked(agent.path))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_exec(start: Start) -> None:
+    """The new program has a file of its own; the old one is free."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.do("kernel a")
+    agent.wait(lambda now: "a" in now.kernels())
+    old = agent.path
+    agent.send("exec")
+    assert agent.hear().endswith(f"ready {agent.pid}")
+    assert not is_locked(old)
+    old = old.rename(old.with_suffix(".old"))
+    agent.trace()
+    assert is_locked(agent.find())
+    assert not is_locked(old)
+
+
+def test_a_program_that_closes_every_descriptor(start: Start) -> None:
+    """Ours is one of them; nobody writes into what has its number now."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    assert "-1" not in agent.do("close_all").split()
+    agent.do("kernel a count=10")
+    agent.wait(lambda now: "a" in now.kernels())
+    assert agent.do("fork count=1") == "status=0"
+    assert agent.end() == 0
+
+
+def test_nobody_reads(start: Start) -> None:
+    """Without an exporter nothing waits; and whoever removes the file does no harm."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.path.unlink()
+    agent.do("kernel a count=1000", "kernel b count=1000 threads=4")
+    assert agent.end() == 0
+
+
+def test_an_unfinished_file_has_another_name(start: Start) -> None:
+    """Only whole ones end in .shm: as soon as it is there, it can be read."""
+    agent = start()
+    agent.send(f"load {agent.programs.cupti}")
+    agent.hear()
+    agent.send("init")
+    fake_activity.until(lambda: any(agent.directory.glob("*.shm")))
+    path = next(agent.directory.glob("*.shm"))
+    assert wait_for(path, lambda _: True).header.file_size == path.stat().st_size
+
+
+def test_what_is_read_is_never_torn(start: Start) -> None:
+    """Sums of one window appear together: a publication of 4,000 kernels takes longer than a read."""
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.002", FLUSH_SECONDS="0.001")
+    agent.trace()
+    agent.send("kernel a count=400000 distinct=4000 call=0")
+    seen: set[int] = set()
+    while len(seen) < 60:
+        now = read(agent.path)
+        seen.add(now.header.windows_published)
+        slots = now.slots()
+        assert sum(kernel.executions for kernel in slots) == now.header.records_kept
+        assert all(sum(kernel.buckets) == kernel.executions for kernel in slots)
+        assert all(kernel.ns == 1000 * kernel.executions for kernel in slots)
+    assert agent.hear() == "ok"
+
+
+def test_no_signal_lands_on_the_agent_s_thread(start: Start) -> None:
+    """It blocks all that can be blocked; handlers of the program's run on the program's threads."""
+    agent = start()
+    agent.trace()
+    tasks = [task for task in Path(f"/proc/{agent.pid}/task").iterdir() if task.name != str(agent.pid)]
+    assert [(task / "comm").read_text().strip() for task in tasks] == ["gpu-hpc-agent"]
+    status = dict(line.split(":", 1) for line in (tasks[0] / "status").read_text().splitlines())
+    blocked = int(status["SigBlk"], 16)
+    assert all(blocked & 1 << (number - 1) for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))

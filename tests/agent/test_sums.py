@@ -1,0 +1,271 @@
+"""What is counted, exactly, when everything is traced."""
+
+from __future__ import annotations
+
+import pytest
+
+from fake_activity.agent import Agent, Start
+from fake_activity.agent_file import D2D, D2H, DEVICE, H2D, P2P, PAGEABLE, PINNED, Snapshot
+
+
+def executions(now: Snapshot) -> int:
+    """Of all kernels on all devices."""
+    return sum(kernel.executions for kernel in now.slots())
+
+
+def wait_executions(agent: Agent, count: int) -> Snapshot:
+    """Wait until so many are published; there must not be more."""
+    now = agent.wait(lambda now: executions(now) >= count)
+    assert executions(now) == count
+    return now
+
+
+def test_kernels_are_counted_to_the_nanosecond(continuous: Agent) -> None:
+    """Executions, seconds, squares, longest and histogram, by name, grid and block."""
+    continuous.do("kernel gemm count=1000 ns=5000", "kernel gemm count=10 ns=100000 grid=7", "kernel norm ns=70000000")
+    now = wait_executions(continuous, 1011)
+    slots = {(now.name(k), k.grid[0], k.block[0]): k for k in now.slots()}
+    gemm, wide, norm = slots["gemm", 1, 32], slots["gemm", 7, 32], slots["norm", 1, 32]
+    assert len(slots) == 3
+    assert (gemm.executions, gemm.launches, gemm.ns, gemm.max_ns) == (1000, 1000, 5_000_000, 5000)
+    assert gemm.ns_squared == 1000 * 5000.0**2
+    assert list(gemm.buckets) == [0, 1000, 0, 0, 0, 0, 0, 0, 0]
+    assert (wide.executions, wide.ns, wide.max_ns) == (10, 1_000_000, 100_000)
+    assert (norm.executions, norm.ns, list(norm.buckets).index(1)) == (1, 70_000_000, 6)
+    assert now.header.records_kept == 2 * 1011
+    assert now.header.records_dropped == now.header.records_invalid == now.header.records_unmatched == 0
+
+
+@pytest.mark.parametrize("order", ["", "reversed=1", "lane=2", "reversed=1 every_us=200"])
+def test_calls_meet_their_kernels_in_any_order(continuous: Agent, order: str) -> None:
+    """Launch to start, and the time of the calls; records of either side may come first, in other buffers."""
+    continuous.do(f"kernel a count=100 delay=6000 api_ns=1500 {order}")
+    now = wait_executions(continuous, 100)
+    kernel, device = now.kernels()["a"], now.device()
+    assert (kernel.latency_count, kernel.latency_ns) == (100, 600_000)
+    assert (device.queue_ns, list(device.queue_buckets)) == (600_000, [0, 100, 0, 0, 0, 0, 0, 0, 0])
+    assert (device.launch_api_calls, device.launch_api_ns) == (100, 150_000)
+    assert now.header.records_unmatched == 0
+
+
+def test_a_start_before_the_call_s_end_waited_for_nothing(continuous: Agent) -> None:
+    """Clock steps and very short calls make negative differences: they count as 0."""
+    continuous.do("kernel a count=3 delay=-5000 api_ns=9000")
+    kernel = wait_executions(continuous, 3).kernels()["a"]
+    assert (kernel.latency_count, kernel.latency_ns) == (3, 0)
+
+
+def test_other_ways_to_launch(continuous: Agent) -> None:
+    """Launches by the driver's functions count; other functions are not recorded at all."""
+    continuous.do("kernel a driver=1 count=5", "kernel b driver=1 cbid=652 count=5", "kernel c cbid=430 count=5")
+    continuous.do("kernel d cbid=10 count=5")  # cudaFree launches nothing, but something unknown may
+    now = wait_executions(continuous, 20)
+    latencies = {name: kernel.latency_count for name, kernel in now.kernels().items()}
+    assert latencies == {"a": 5, "b": 5, "c": 5, "d": 0}
+    assert now.header.records_kept == 35
+
+
+def test_what_finds_no_other_half_is_unmatched(start: Start) -> None:
+    """A call without a kernel (it failed), a kernel without a call; when the window closes both are counted."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.do(
+        "kernel a count=4 call=0", "kernel b count=3 work=0 api_ns=700", "kernel c count=2", "entry gpu_hpc_agent_stop"
+    )
+    now = agent.wait(lambda now: now.state[0] == 2)
+    assert executions(now) == 6
+    assert now.header.records_unmatched == 7
+    assert now.device().launch_api_calls == 5
+    assert now.device().launch_api_ns == 3 * 700 + 2 * 1000
+
+
+def test_ids_come_round(continuous: Agent) -> None:
+    """70,000 kernels whose calls never come fill the places twice; matching goes on, also over the end of 32 bits."""
+    continuous.do("correlation 4294930000", "kernel a count=70000 call=0 threads=0", "kernel b count=2000")
+    now = wait_executions(continuous, 72_000)
+    assert now.kernels()["b"].latency_count == 2000 - now.kernels()["b"].launches + 2000
+    assert now.header.records_unmatched == 70_000 - 65_536 + 2000
+
+
+@pytest.mark.parametrize("invalid", ["zero", "negative", "huge"])
+def test_invalid_times_are_in_no_sum(continuous: Agent, invalid: str) -> None:
+    """CUPTI had no memory for the times, or erred."""
+    continuous.do("kernel good count=1000", f"kernel bad count=3 invalid={invalid}", "kernel good count=1000")
+    now = wait_executions(continuous, 2000)
+    assert now.kernels().keys() == {"good"}
+    assert now.header.records_invalid == 3
+    assert now.kernels()["good"].ns == 2_000_000
+
+
+def test_copies_by_direction_and_memory(continuous: Agent) -> None:
+    """Number, bytes, sizes, seconds on the device and in the calls; copies within the host are none."""
+    continuous.do(
+        "copy h2d memory=pageable bytes=8 count=50 ns=1200 api_ns=9000",
+        "copy h2d memory=pinned bytes=65536 count=2 ns=3000",
+        "copy d2h memory=pageable bytes=300 ns=2000 cbid=31",
+        "copy d2h memory=pinned bytes=300000000",
+        "copy d2d bytes=5000 count=3",
+        "copy p2p bytes=70000",
+        "copy h2h bytes=4",
+        "set bytes=1000 count=2 ns=800",
+    )
+    now = continuous.wait(lambda now: now.device().sets == 2)
+    small = now.copies(H2D, PAGEABLE)
+    assert (small.count, small.bytes, small.ns, small.api_ns, small.api_calls) == (50, 400, 60_000, 450_000, 50)
+    assert list(small.buckets) == [50, 0, 0, 0, 0, 0, 0]
+    assert list(now.copies(H2D, PINNED).buckets) == [0, 0, 2, 0, 0, 0, 0]
+    assert list(now.copies(D2H, PAGEABLE).buckets) == [0, 1, 0, 0, 0, 0, 0]
+    assert list(now.copies(D2H, PINNED).buckets) == [0, 0, 0, 0, 0, 0, 1]
+    assert (now.copies(D2D, DEVICE).count, now.copies(P2P, DEVICE).count) == (3, 1)
+    assert now.copies(P2P, DEVICE).api_calls == 1
+    assert sum(now.copies(d, m).count for d in range(4) for m in range(3)) == 58
+    assert (now.device().set_bytes, now.device().set_ns) == (2000, 1600)
+    assert now.device().launch_api_calls == 0
+
+
+def test_synchronisation_by_type_and_context(continuous: Agent) -> None:
+    """A context's device is known from its kernels, which may come later than the wait."""
+    continuous.do("devices 2", "context 1")
+    continuous.do("sync 3 ns=5000 count=10 context=9", "sync 4 ns=7000 context=1", "sync 77 context=1")
+    continuous.do("kernel a context=9 device=1", "kernel a context=1 device=0")
+    now = wait_executions(continuous, 2)
+    assert (list(now.device(1).sync_ns), list(now.device(1).sync_calls)) == ([0, 0, 0, 50_000, 0], [0, 0, 0, 10, 0])
+    assert (list(now.device(0).sync_ns), list(now.device(0).sync_calls)) == ([1000, 0, 0, 0, 7000], [1, 0, 0, 0, 1])
+
+
+def test_two_devices(continuous: Agent) -> None:
+    """Each has its own sums, UUID and kernels, though names are equal; unused ones stay empty."""
+    continuous.do("devices 3", "context 1")
+    continuous.do("kernel a count=5 device=0", "kernel a count=7 device=1 ns=2000", "copy h2d device=1 memory=pinned")
+    now = wait_executions(continuous, 12)
+    assert now.kernels(0)["a"].executions == 5
+    assert now.kernels(1)["a"].ns == 14_000
+    assert now.copies(H2D, PINNED, device=1).count == 1
+    assert [now.device(i).used for i in range(4)] == [1, 1, 0, 0]
+    assert bytes(now.device(0).uuid)[:2] == bytes([1, 17])
+    now = continuous.wait(lambda now: bool(any(now.device(1).uuid)))
+    assert bytes(now.device(1).uuid)[:2] == bytes([2, 18])
+    assert now.device(2).traced_ns == 0 < now.device(1).traced_ns <= now.device(0).traced_ns
+
+
+def test_a_device_beyond_the_file_s_room_is_dropped(continuous: Agent) -> None:
+    """Ordinal 16 and later."""
+    continuous.do("kernel a device=16 count=3", "kernel b device=15")
+    now = wait_executions(continuous, 1)
+    assert now.kernels(15).keys() == {"b"}
+    assert now.header.records_dropped == 3
+
+
+@pytest.mark.parametrize("buffers", ["kinds", "global_buffers"])
+def test_many_threads(continuous: Agent, buffers: str) -> None:
+    """Eight threads launch at once, into buffers of their own or into common ones."""
+    continuous.do(buffers, "kernel a count=5000 threads=8 distinct=100 ns=1000")
+    now = wait_executions(continuous, 40_000)
+    kernels = now.kernels()
+    assert len(kernels) == 100
+    assert {kernel.executions for kernel in kernels.values()} == {400}
+    assert {kernel.latency_count for kernel in kernels.values()} == {400}
+    assert now.header.records_kept == 80_000
+
+
+def test_a_hundred_thousand_names(continuous: Agent) -> None:
+    """The first 4,096 have slots, all others share one; nothing is lost."""
+    continuous.do("kernel n count=100000 distinct=100000", "kernel n count=50 distinct=50")
+    now = wait_executions(continuous, 100_050)
+    kernels = now.kernels()
+    assert len(kernels) == 4097
+    assert kernels["n_7"].executions == 2
+    assert kernels["other"].executions == 100_000 - 4096
+    assert now.header.kernels == 4096
+    assert now.header.flags & 4
+
+
+def test_very_long_names(continuous: Agent) -> None:
+    """Names are cut at 4 KiB; when no room is left the rest shares a slot."""
+    continuous.do("kernel long count=2 long=8000", "kernel n count=1000 distinct=1000 long=4090", "kernel short")
+    now = wait_executions(continuous, 1003)
+    kernels = now.kernels()
+    cut = next(name for name in kernels if name.startswith("long"))
+    assert cut == "long" + "x" * 4092
+    assert kernels[cut].executions == 2
+    assert kernels["other"].executions + len(kernels) - 2 == 1001
+    assert now.header.strings_used <= 1536 << 10
+
+
+def test_a_name_s_memory_is_used_again(continuous: Agent) -> None:
+    """An unloaded module's name lies where another's is now: the text counts, not the place."""
+    for number, name in enumerate(["first", "second", "fir", "firsty", "first"], start=1):
+        continuous.do(f"kernel {name} place=3 count=10")
+        wait_executions(continuous, 10 * number)
+    now = wait_executions(continuous, 50)
+    executed = {name: kernel.executions for name, kernel in now.kernels().items()}
+    assert executed == {"first": 20, "second": 10, "fir": 10, "firsty": 10}
+
+
+def test_nodes_of_graphs(start: Start) -> None:
+    """From 13.1.1 on a replay's nodes have its id: which replays were traced is known one by one."""
+    agent = start(MODE="continuous")
+    agent.trace("version 130101")
+    agent.do("graph g nodes=100 count=20 ns=1000", "kernel a count=4")
+    now = wait_executions(agent, 2004)
+    node = now.kernels()["g"]
+    assert (node.executions, node.launches, node.ns, node.latency_count) == (2000, 0, 2_000_000, 0)
+    assert (now.device().graph_launches_traced, now.device().graph_launches_untraced) == (20, 0)
+    assert now.device().launch_api_calls == 24
+    assert now.header.node_records == 2000
+    assert now.header.records_unmatched == 0
+
+
+def test_nodes_of_graphs_with_wrong_ids(continuous: Agent) -> None:
+    """Before, ids do not fit: all replays of a window with nodes count as traced."""
+    continuous.do("graph g nodes=100 count=20 match=0")
+    now = wait_executions(continuous, 2000)
+    assert now.device().graph_launches_traced + now.device().graph_launches_untraced == 20
+    assert now.kernels()["g"].latency_count == 0
+    assert now.header.records_unmatched == 0
+
+
+@pytest.mark.parametrize("version", [130001, 130101])
+def test_whole_graphs(start: Start, version: int) -> None:
+    """Without records of nodes a replay is one piece of computing, and counts as untraced."""
+    agent = start(MODE="continuous", GRAPH_NODES="0")
+    agent.trace(f"version {version}")
+    agent.do("graph g nodes=100 count=20 ns=1000 every_us=500", "entry gpu_hpc_agent_stop")
+    now = agent.wait(lambda now: now.state[0] == 2)
+    assert not now.kernels()
+    assert now.device().graph_launches_untraced == 20
+    assert now.device().compute_ns == 20 * 100_000
+    assert not now.header.flags & 2
+
+
+def test_node_records_have_a_limit(start: Start) -> None:
+    """After so many in a life graphs are recorded whole; other kernels go on."""
+    agent = start(MODE="continuous", NODE_RECORDS="1000")
+    agent.trace()
+    agent.do("graph g nodes=100 count=12 match=0")
+    now = agent.wait(lambda now: not now.header.flags & 2)
+    agent.wait(lambda now: now.header.intervals_total == 2 and now.state[0] == 1)
+    agent.do("graph g nodes=100 count=5 match=0", "kernel a count=6")
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert now.header.node_records == now.kernels()["g"].executions == 1200
+    assert now.kernels()["a"].executions == 6
+
+
+def test_without_records_of_calls(start: Start) -> None:
+    """Before 12.5 single functions cannot be recorded: launch to start is absent, and said to be."""
+    agent = start(MODE="continuous")
+    agent.trace("version 20")
+    agent.do("kernel a count=10")
+    now = wait_executions(agent, 10)
+    assert not now.header.flags & 1
+    assert now.kernels()["a"].launches == 10
+    assert now.kernels()["a"].latency_count == now.device().launch_api_calls == now.header.records_unmatched == 0
+    assert {4, 5}.isdisjoint(agent.kinds())
+    assert agent.calls()["attribute_8"] == 1
+
+
+def test_a_foreign_buffer_is_left_alone(continuous: Agent) -> None:
+    """CUPTI gives our callback another tool's buffer, or none."""
+    continuous.do("foreign", "kernel a")
+    now = wait_executions(continuous, 1)
+    assert now.header.records_kept == 2

@@ -1,0 +1,279 @@
+"""Trace windows: what belongs to them, when they come, what becomes of incomplete ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from fake_activity.agent import Agent, Start
+from fake_activity.agent_file import Reason, Snapshot, State
+
+LONG = {"WINDOW_SECONDS": "0.4", "PERIOD_SECONDS": "1.2"}
+"""Long enough to say something in a window, on a busy machine too."""
+
+
+def wait_state(agent: Agent, state: State) -> Snapshot:
+    """Wait for a state."""
+    return agent.wait(lambda now: now.header.state == state)
+
+
+def test_a_window_has_what_was_launched_in_it(start: Start) -> None:
+    """Work of before and after leaves no record; kinds are enabled only while tracing."""
+    agent = start(**LONG)
+    agent.begin()
+    agent.do("kernel before count=100")
+    wait_state(agent, State.TRACING)
+    agent.do("kernel inside count=100")
+    assert 10 in agent.kinds()
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert agent.kinds() == set()
+    assert agent.calls()["@off"] == 0  # another tool gets all functions
+    agent.do("kernel after count=100")
+    kernels = now.kernels()
+    assert {name: kernel.executions for name, kernel in kernels.items()} in (
+        {"inside": 100},
+        {"inside": 100, "before": 100},  # the first window may begin at once
+    )
+    now = agent.wait(lambda now: now.header.windows_published == 2)
+    assert "after" not in now.kernels()
+
+
+def test_denominators_are_the_windows(start: Start) -> None:
+    """Traced time, ON intervals and the time spent on agree; the reader can subtract two snapshots."""
+    agent = start()
+    agent.trace()
+    first = agent.published()
+    agent.do("kernel a count=20 every_us=2000")
+    last = agent.published(5)
+    windows = last.header.windows_published - first.header.windows_published
+    traced = last.device().traced_ns - first.device().traced_ns
+    assert 0.045 * windows < traced / 1e9 < 1.0 * windows
+    intervals = [(begin, end) for begin, end in last.intervals() if end]
+    assert len(intervals) >= last.header.windows_published
+    assert all(begin < end for begin, end in intervals)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(intervals))
+    closed = intervals[: last.header.windows_published]
+    assert sum(end - begin for begin, end in closed) == pytest.approx(last.device().traced_ns, rel=0.2)
+    assert last.header.on_ns >= last.device().traced_ns
+
+
+def test_a_window_waits_for_work_that_runs_later(start: Start) -> None:
+    """A kernel that ends long after the window belongs to it, with launch and time; it waits for it."""
+    agent = start(**LONG)
+    agent.trace()
+    agent.do("kernel long ns=1000000000")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    kernel = now.kernels()["long"]
+    assert (kernel.ns, kernel.latency_count) == (1_000_000_000, 1)
+    # B is the end of the only stream's work: it was busy all the time from A on.
+    assert now.device().device_traced_ns == now.device().busy_ns == 1_000_000_000
+    assert 390_000_000 < now.device().traced_ns < 990_000_000
+
+
+def test_calls_while_it_opens_and_closes(start: Start) -> None:
+    """Calls are recorded a little longer than kernels: those are neither unmatched nor in a sum."""
+    agent = start()
+    agent.do("slow cuptiActivityEnable ms=10", "slow cuptiActivityDisable ms=10")
+    agent.begin()
+    agent.send("kernel a count=5000 every_us=100")
+    now = agent.wait(lambda now: now.header.windows_published >= 3)
+    kernel = now.kernels()["a"]
+    few = 2 * now.header.windows_published  # those launched at the very moment
+    assert now.header.records_unmatched <= few
+    assert abs(now.device().launch_api_calls - kernel.launches) <= few
+    assert kernel.latency_count >= kernel.launches - few
+    assert agent.hear() == "ok"
+
+
+def test_the_last_window_s_latency(start: Start) -> None:
+    """Each slot says what its last window had, and which one that was."""
+    agent = start(**LONG)
+    agent.trace()
+    agent.do("kernel a count=10 delay=3000", "kernel b count=2 ns=10")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    a = now.kernels()["a"]
+    assert (a.window, a.window_executions, a.window_latency_ns, a.window_latency_count) == (1, 10, 30_000, 10)
+    wait_state(agent, State.TRACING)
+    agent.do("kernel a count=5 delay=9000 ns=2000")
+    now = agent.wait(lambda now: now.header.windows_published >= 2 and now.kernels()["a"].executions == 15)
+    a, b = now.kernels()["a"], now.kernels()["b"]
+    assert (a.window_executions, a.window_latency_ns, a.window_ns, a.window_max_ns) == (5, 45_000, 10_000, 2000)
+    assert (a.latency_ns, a.max_ns) == (75_000, 2000)
+    assert (b.window, b.window_executions) == (1, 2)
+    assert a.window > 1
+
+
+def test_a_window_that_never_becomes_complete_is_discarded(start: Start) -> None:
+    """Nothing of it is published, it is counted, and its late records do not fall into the next one."""
+    agent = start(DRAIN_SECONDS="0.1", **LONG)
+    agent.trace()
+    agent.do("kernel endless ns=2500000000", "kernel short count=50 lane=3")
+    now = agent.wait(lambda now: now.header.windows_discarded == 1)
+    assert not now.kernels()
+    assert now.device().traced_ns == 0
+    assert now.header.records_dropped == 50  # those that had come
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert not now.kernels()
+    assert now.header.records_dropped == 102
+    assert now.state[0] in (State.WAITING, State.TRACING)
+
+
+def test_windows_that_are_never_complete_end_it(start: Start) -> None:
+    """A CUPTI that keeps buffers without records can never say that all are back."""
+    agent = start(DRAIN_SECONDS="0.02")
+    agent.trace("keep_empty")
+    agent.do("stall 1", "kernel a count=5")
+    now = agent.wait(lambda now: now.header.state == State.OFF)
+    assert now.state == (State.OFF, Reason.WINDOWS_DISCARDED)
+    assert agent.kinds() == set()
+    assert now.header.windows_published == 0
+
+
+def test_costs_lengthen_the_pauses(start: Start) -> None:
+    """500 launches, 40 us each, are 20 ms: for 1 % of the time they may come every 2 s."""
+    agent = start(LAUNCH_COST_MICROSECONDS="40", BUDGET="0.01", **LONG)
+    agent.trace()
+    agent.do("kernel a count=500")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    header = now.header
+    assert header.period_seconds == pytest.approx(500 * 40e-6 / 0.01, rel=0.01)
+    assert header.overhead_ratio == pytest.approx(0.01, rel=0.01)
+    assert (header.launch_cost_us, header.budget) == (40, 0.01)
+
+
+def test_nodes_cost_less_than_launches(start: Start) -> None:
+    """A graph launch is one launch; its nodes cost their own."""
+    agent = start(LAUNCH_COST_MICROSECONDS="40", NODE_COST_MICROSECONDS="1", BUDGET="0.01", **LONG)
+    agent.trace()
+    agent.do("graph g nodes=1000 count=100")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert now.header.period_seconds == pytest.approx((100 * 40e-6 + 100_000 * 1e-6) / 0.01, rel=0.01)
+
+
+def test_a_cheap_window_keeps_the_period(start: Start) -> None:
+    """Pauses never become shorter than configured."""
+    agent = start(LAUNCH_COST_MICROSECONDS="1", **LONG)
+    agent.trace()
+    agent.do("kernel a count=3")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert now.header.period_seconds == pytest.approx(1.2)
+    assert now.header.overhead_ratio == pytest.approx(3e-6 / 1.2, rel=0.01)
+
+
+def test_too_dear_at_the_longest_period(start: Start) -> None:
+    """It stops for good, and says why."""
+    agent = start(LAUNCH_COST_MICROSECONDS="400", LONGEST_PERIOD_SECONDS="2", **LONG)
+    agent.trace()
+    agent.do("kernel a count=300")
+    now = wait_state(agent, State.OFF)
+    assert now.state == (State.OFF, Reason.BUDGET)
+    assert now.kernels()["a"].executions == 300
+    assert agent.said() == "gpu-hpc-agent: tracing costs more than its budget; this process runs on without\n"
+
+
+def test_continuous_tracing_has_no_budget_unless_given(start: Start) -> None:
+    """Whoever asks for all gets all."""
+    agent = start(MODE="continuous", LAUNCH_COST_MICROSECONDS="1000")
+    agent.trace()
+    for _ in range(8):
+        agent.do("kernel a count=100")
+        now = agent.published()
+    assert now.state == (State.TRACING, Reason.NONE)
+    assert now.header.overhead_ratio > 0.01
+
+
+def test_continuous_tracing_steps_down(start: Start) -> None:
+    """With a budget it becomes windows after five parts that were too dear."""
+    agent = start(MODE="continuous", LAUNCH_COST_MICROSECONDS="1000", BUDGET="0.9")
+    agent.trace()
+    agent.send("kernel a count=700 every_us=500")
+    now = agent.wait(lambda now: now.state == (State.WAITING, Reason.BUDGET))
+    assert agent.hear() == "ok"
+    assert now.header.mode == 1
+    now = agent.wait(lambda now: now.header.windows_published > 7 and now.state == (State.TRACING, Reason.BUDGET))
+    assert now.header.period_seconds > now.header.window_seconds
+
+
+def test_long_queues_need_long_windows(start: Start) -> None:
+    """Four times the 95th percentile of launch to start, by its bucket's bound."""
+    agent = start(**LONG)
+    agent.trace()
+    agent.do("kernel a count=100 delay=100000000")  # in the bucket up to 262 ms
+    agent.wait(lambda now: now.header.windows_published == 1)
+    wait_state(agent, State.TRACING)
+    now = agent.wait(lambda now: now.header.windows_published == 2, seconds=20)
+    assert now.header.window_seconds == pytest.approx(4 * 0.262144, rel=0.2)
+
+
+def test_stop_and_start(start: Start) -> None:
+    """Stopping ends and publishes the window; starting opens another."""
+    agent = start(WINDOW_SECONDS="30")
+    agent.trace()
+    agent.do("kernel a count=7", "entry gpu_hpc_agent_stop")
+    now = agent.wait(lambda now: now.state == (State.PAUSED, Reason.STOPPED))
+    assert now.kernels()["a"].executions == 7
+    assert agent.kinds() == set()
+    agent.do("entry gpu_hpc_agent_start")
+    wait_state(agent, State.TRACING)
+    agent.do("kernel a count=2", "entry gpu_hpc_agent_stop")
+    now = agent.wait(lambda now: now.header.windows_published == 2)
+    assert now.kernels()["a"].executions == 9
+
+
+def test_a_library_loaded_by_the_program_itself(start: Start) -> None:
+    """No injection: gpu_hpc_agent_start alone, in a process that already computes."""
+    agent = start()
+    agent.do("unset_injection")
+    agent.begin()
+    assert not any(agent.directory.iterdir())
+    agent.do("entry gpu_hpc_agent_start")
+    wait_state(agent, State.TRACING)
+    agent.do("kernel a")
+    agent.wait(lambda now: "a" in now.kernels())
+
+
+def test_nothing_is_touched_before_there_is_a_context(start: Start) -> None:
+    """A launcher that only counts devices is left alone, and says so in its file."""
+    agent = start()
+    agent.do(f"load {agent.programs.cupti}", "init")
+    now = agent.wait(lambda now: now.state == (State.WAITING, Reason.NO_CONTEXT))
+    assert not any(name.startswith("cupti") for name in agent.calls())
+    assert now.header.cupti_version == 0
+    agent.do("context 0")
+    now = wait_state(agent, State.TRACING)
+    assert (now.header.cupti_version, now.header.driver_version) == (130001, 13000)
+
+
+def test_a_context_that_cannot_be_seen(start: Start) -> None:
+    """Programs with contexts of their own making are traced after a while."""
+    agent = start(ATTACH_SECONDS="0.1")
+    agent.do(f"load {agent.programs.cupti}", "init")
+    wait_state(agent, State.TRACING)
+    agent.do("kernel a")
+    agent.wait(lambda now: "a" in now.kernels())
+
+
+def test_mode_off(start: Start) -> None:
+    """The kill switch: the file says so, and nothing else is done."""
+    agent = start(MODE="off")
+    agent.begin()
+    now = wait_state(agent, State.OFF)
+    assert now.state == (State.OFF, Reason.CONFIGURED)
+    assert not any(name.startswith("cu") for name in agent.calls())
+    assert agent.said() == ""
+
+
+def test_a_misspelt_mode_is_off(start: Start) -> None:
+    """Whoever meant something else than duty does not get it."""
+    agent = start(MODE="Continous")
+    agent.begin()
+    assert wait_state(agent, State.OFF).state == (State.OFF, Reason.CONFIGURED)
+
+
+def test_values_that_are_no_numbers_leave_the_defaults(start: Start) -> None:
+    """Not a reason to fail."""
+    agent = start(BUDGET="1e-3", LAUNCH_COST_MICROSECONDS="4,5", NODE_COST_MICROSECONDS="-1")
+    agent.begin()
+    header = wait_state(agent, State.TRACING).header
+    assert (header.budget, header.launch_cost_us, header.node_cost_us) == (0.01, 4, 0.5)
