@@ -34,6 +34,7 @@ from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, So
 from gpu_hpc_exporter.identify import add_identify, run_identify
 from gpu_hpc_exporter.logs import configure_logging
 from gpu_hpc_exporter.samplers.job_parts import JobParts
+from gpu_hpc_exporter.samplers.kernels import KernelSampler
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
 from gpu_hpc_exporter.samplers.watch import CallWatches
@@ -125,11 +126,14 @@ def record(flags: argparse.Namespace) -> int:
         raise ConfigError(f"{flags.file}: expected a file in a folder that exists")
     with Recorder(flags.file) as recorder:
         interval_ns = round(config.sampling_interval_ms * 1e6)
-        jobs = JobParts(recorder, config.jobs, flags.path_procfs)
+        kernels = KernelSampler(recorder, config.agent)
+        jobs = JobParts(kernels, config.jobs, flags.path_procfs)
+        kernels.use_owners(lambda: jobs.processes)
         pm = PmSampler(jobs.sampler, config.pm_sampling, interval_ns)
         nvml = NvmlSampler(pm, interval_ns, flags.path_driver_root, CallWatches(), pm.has_finer_windows)
         # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        kernels.start()
         jobs.start()
         pm.start()
         nvml.start()
@@ -141,6 +145,7 @@ def record(flags: argparse.Namespace) -> int:
             pm.stop()
             nvml.stop()
             jobs.stop()
+            kernels.stop()
         if not recorder.windows:
             raise RecordingError(f"{flags.file}: no window was recorded: see the log above for why")
     log.info("recorded %d windows to %s", recorder.windows, flags.file)

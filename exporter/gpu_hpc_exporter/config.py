@@ -60,11 +60,16 @@ class PmSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The kernel agent: where its files are, minutes until it resumes after a profiler. Not in this version."""
+    """Kernel agents.
+
+    directory: where they leave their files; `run` tells it to what it starts.
+    resume_after_profiler: minutes after which an agent traces again where a profiler has been at work; `run` tells it.
+    top_k: kernels of each GPU, the busiest, that get series of their own.
+    """
 
     directory: str = "/run/gpu-hpc-exporter/agents"
     resume_after_profiler: Literal["never"] | Positive = "never"
-    top_k: Positive = 12
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=24)] = 12
 
 
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,11 +186,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pm_sampling: PmSampling = PmSampling()
     agent: Agent = Agent()
     jobs: Jobs = Jobs()
-
-    def without_effect(self) -> tuple[str, ...]:
-        """Sections that were set and that this version does not use."""
-        default = Config()
-        return tuple(key for key in ("agent",) if getattr(self, key) != getattr(default, key))
 
 
 def read_config(path: Path | None) -> Config:

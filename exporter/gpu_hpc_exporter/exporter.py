@@ -15,6 +15,7 @@ from gpu_hpc_exporter.config import Config, ConfigError
 from gpu_hpc_exporter.model import NS, SourceName
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.job_parts import JobParts
+from gpu_hpc_exporter.samplers.kernels import KernelSampler
 from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
 from gpu_hpc_exporter.samplers.nvml import RELEASED, NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
@@ -81,7 +82,7 @@ class Source(Protocol):
 
 
 class HardwareSource:
-    """This machine's GPUs: NVML, PM sampling, whose they are, and the kernel log for what NVML does not tell."""
+    """This machine's GPUs: NVML, PM sampling, whose they are, their kernels, and the kernel log for what NVML lacks."""
 
     def __init__(self, driver_root: Path, kmsg: Path, procfs: Path) -> None:
         self._driver_root = driver_root
@@ -105,9 +106,12 @@ class HardwareSource:
         """
         KernelLogSampler(self._fleet, self._kmsg).start()
         interval_ns = round(config.sampling_interval_ms * 1e6)
-        self._jobs = JobParts(self._fleet, config.jobs, self._procfs)
+        self._kernels = KernelSampler(self._fleet, config.agent)
+        self._jobs = JobParts(self._kernels, config.jobs, self._procfs)
+        self._kernels.use_owners(lambda: self._jobs.processes)
         self._pm = PmSampler(self._jobs.sampler, config.pm_sampling, interval_ns)
         self._nvml = NvmlSampler(self._pm, interval_ns, self._driver_root, self._watches, self._pm.has_finer_windows)
+        self._kernels.start()
         self._jobs.start()
         self._pm.start()
         self._nvml.start()
@@ -118,6 +122,7 @@ class HardwareSource:
             self._jobs.apply(config.jobs)
         except ConfigError as problem:
             return str(problem)
+        self._kernels.apply(config.agent)
         interval_ns = round(config.sampling_interval_ms * 1e6)
         self._pm.apply(config.pm_sampling, interval_ns)
         self._nvml.change_interval(interval_ns)
@@ -168,7 +173,7 @@ class HardwareSource:
 
     def stop(self) -> bool:
         """Stop PM sampling, then the others; the kernel log's thread sleeps in a read and holds nothing."""
-        ended = [self._pm.stop(), self._nvml.stop(), self._jobs.stop()]
+        ended = [self._pm.stop(), self._nvml.stop(), self._jobs.stop(), self._kernels.stop()]
         return all(ended)
 
 
@@ -270,7 +275,6 @@ class Exporter:
 
     def start(self) -> None:
         """Begin sampling."""
-        _warn_of_idle_sections(self._config)
         self._source.start(self._config)
 
     def stop(self) -> bool:
@@ -335,7 +339,6 @@ class Exporter:
                 log.error("the configuration stays as it was: %s", problem)
                 self._settings = replace(self._settings, reload_succeeded=False)
                 return problem
-            _warn_of_idle_sections(config)
             self._config = config
             self._settings = ExpositionSettings(config.series_limit)
             self._configure_fleet(config)
@@ -366,8 +369,3 @@ class Exporter:
                 self.exit_status = LOST_STATUS
                 stop.set()
                 return
-
-
-def _warn_of_idle_sections(config: Config) -> None:
-    for section in config.without_effect():
-        log.warning("configuration section `%s` has no effect in this version", section)

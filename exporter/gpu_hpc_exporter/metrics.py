@@ -202,9 +202,10 @@ METRIC_SOURCE_INFO = Spec(
 LAUNCH_LATENCY_SEED = Spec(
     "gpu_hpc_kernel_launch_latency_ms",
     "gauge",
-    "Mean time from a kernel launch call's return to the kernel's start, milliseconds.",
+    "Mean time from a kernel launch call's return to the kernel's start, milliseconds, in the last finished trace "
+    "window of the job's agents; absent after three periods without one, and with CUPTI before 12.5.",
     (*G, "job", "kernel"),
-    needs="the kernel agent, which this version does not have: the series is absent",
+    "kernel: as in gpu_hpc_kernel_seconds_total, without other",
 )
 
 # Device readings
@@ -399,6 +400,194 @@ HONOR_LABELS_CHECK = Spec(
     "job: check",
 )
 
+# Kernels
+_RATE = "Divide its rate by that of gpu_hpc_kernel_traced_seconds_total."
+_UNION = "Divide its rate by that of gpu_hpc_kernel_device_traced_seconds_total."
+_KERNEL = (
+    "kernel: name without namespaces, template arguments and parameters, [functor] kept, at most 128 bytes, of "
+    "the busiest of each GPU, other for the rest"
+)
+_CATEGORY = (
+    "category: gemm, attention, convolution, reduction, elementwise, optimizer, communication, copy, generated, other"
+)
+_COPIES = "direction: h2d, d2h, d2d, p2p; memory: pinned, pageable, device"
+KERNEL_SECONDS = Spec(
+    "gpu_hpc_kernel_seconds_total",
+    "counter",
+    "Time that executions of this kernel took in trace windows, counted since it has a series; those of a job's "
+    f"processes add up. {_RATE}",
+    (*JOB, "kernel", "category"),
+    f"{_KERNEL}; {_CATEGORY}",
+)
+KERNEL_EXECUTIONS = Spec(
+    "gpu_hpc_kernel_executions_total",
+    "counter",
+    f"Executions of this kernel in trace windows, those inside CUDA graphs included. {_RATE}",
+    (*JOB, "kernel", "category"),
+    _CATEGORY,
+)
+KERNEL_LAUNCHES = Spec(
+    "gpu_hpc_kernel_launches_total",
+    "counter",
+    f"Launches of this kernel outside CUDA graphs in trace windows. {_RATE}",
+    (*JOB, "kernel", "category"),
+    _CATEGORY,
+)
+KERNEL_SECONDS_SQUARED = Spec(
+    "gpu_hpc_kernel_seconds_squared_total",
+    "counter",
+    "Sum of squared distances of durations from the mean of executions with equal full name, grid and block in the "
+    "same process, in square seconds: divided by executions and rooted, the pooled deviation.",
+    (*JOB, "kernel"),
+)
+KERNEL_MAX_SECONDS = Spec(
+    "gpu_hpc_kernel_max_seconds",
+    "gauge",
+    "Longest execution of this kernel in the last finished trace window; absent after three periods without one.",
+    (*JOB, "kernel"),
+)
+KERNEL_DURATION = Spec(
+    "gpu_hpc_kernel_duration_seconds",
+    "histogram",
+    "Durations of all kernels of the job in trace windows, by what they do; category is empty, and all are together, "
+    "while agents trace more than 8 (GPU, job) pairs of this node.",
+    (*JOB, "category"),
+    f"{_CATEGORY}, or empty",
+)
+KERNEL_QUEUE = Spec(
+    "gpu_hpc_kernel_queue_seconds",
+    "histogram",
+    "From a launch call's return to the kernel's start, all kernels of the job in trace windows; empty with CUPTI "
+    "before 12.5.",
+    JOB,
+)
+MEMCPY_BYTES = Spec(
+    "gpu_hpc_memcpy_bytes",
+    "histogram",
+    "Sizes of copies in trace windows, by direction and by where the host's side of them lies.",
+    (*JOB, "direction", "memory"),
+    _COPIES,
+)
+MEMCPY_SECONDS = Spec(
+    "gpu_hpc_memcpy_seconds_total",
+    "counter",
+    f"Time that copies took on the device in trace windows. {_RATE}",
+    (*JOB, "direction", "memory"),
+    _COPIES,
+)
+COPY_API_SECONDS = Spec(
+    "gpu_hpc_copy_api_seconds_total",
+    "counter",
+    f"Host time in calls that copy, in trace windows; blocking ones wait for the copy inside. {_RATE}",
+    (*JOB, "direction", "memory"),
+    _COPIES,
+)
+SYNC_SECONDS = Spec(
+    "gpu_hpc_sync_seconds_total",
+    "counter",
+    "Time that host threads waited for the GPU in trace windows, by what they waited for; a lower bound, since waits "
+    f"that began before a window leave no record. {_RATE}",
+    (*JOB, "call"),
+    "call: event, stream, context, unknown",
+)
+LAUNCH_API_SECONDS = Spec(
+    "gpu_hpc_launch_api_seconds_total",
+    "counter",
+    f"Host time in launch calls in trace windows, those of graphs included. {_RATE}",
+    JOB,
+)
+GRAPH_LAUNCHES = Spec(
+    "gpu_hpc_graph_launches_total",
+    "counter",
+    f"Launches of CUDA graphs in trace windows, with or without records of their nodes. {_RATE}",
+    (*JOB, "nodes"),
+    "nodes: traced, untraced",
+)
+KERNEL_BUSY_SECONDS = Spec(
+    "gpu_hpc_kernel_busy_seconds_total",
+    "counter",
+    f"Time in which at least one kernel or copy of a process ran. {_UNION}",
+    JOB,
+)
+KERNEL_ACTIVITY_SECONDS = Spec(
+    "gpu_hpc_kernel_activity_seconds_total",
+    "counter",
+    f"Time in which at least one of this kind ran; kinds overlap. {_UNION}",
+    (*JOB, "activity"),
+    "activity: compute, communication, copy",
+)
+KERNEL_OVERLAP_SECONDS = Spec(
+    "gpu_hpc_kernel_overlap_seconds_total",
+    "counter",
+    f"Time in which communication ran while compute ran too. {_UNION}",
+    JOB,
+)
+KERNEL_IDLE_SECONDS = Spec(
+    "gpu_hpc_kernel_idle_seconds_total",
+    "counter",
+    "Time in which nothing of a process ran. host: nothing was launched; queue: something was and had not started; "
+    f"other: the launch of what ended it is not known. {_UNION}",
+    (*JOB, "reason"),
+    "reason: host, queue, other",
+)
+KERNEL_DEVICE_TRACED_SECONDS = Spec(
+    "gpu_hpc_kernel_device_traced_seconds_total",
+    "counter",
+    "Time in which busy, activity, overlap and idle seconds were observed, for each process of the job.",
+    JOB,
+)
+KERNEL_TRACED_SECONDS = Spec(
+    "gpu_hpc_kernel_traced_seconds_total",
+    "counter",
+    "Trace windows' length, for each process of the job: the denominator of what kernels, copies and calls add up to.",
+    JOB,
+)
+KERNEL_PATTERN = Spec(
+    "gpu_hpc_kernel_pattern",
+    "gauge",
+    "1 for a kernel that behaved so over the last five minutes. many_short: at least 1,000 launches outside graphs a "
+    "second and less than 50 us each; few_long: at least 1 ms each and fewer than 50 a second; jittery: executions of "
+    "equal name, grid and block deviate by more than their mean.",
+    (*JOB, "kernel", "pattern"),
+    "pattern: many_short, few_long, jittery",
+)
+AGENTS = Spec(
+    "gpu_hpc_agents",
+    "gauge",
+    "Processes with a kernel agent, by its state; gpu_hpc_gpu_processes says how many there could be.",
+    ("state",),
+    "state: tracing, waiting, paused, off",
+)
+AGENT_PAUSE_INFO = Spec(
+    "gpu_hpc_agent_pause_info",
+    "gauge",
+    "1 for each reason why agents do not trace, or trace less than they were told to.",
+    ("reason",),
+    "reason: no_context, profiler, configured, stopped, no_cuda, no_cupti, missing_function, unknown_version, "
+    "cupti_error, budget, invalid_records, buffers, windows_discarded, no_heartbeat, unknown",
+)
+AGENT_OVERHEAD = Spec(
+    "gpu_hpc_agent_overhead_ratio",
+    "gauge",
+    "Largest share of a process's time that its agent costs by its own cost model (0-1); absent while none traces.",
+)
+AGENT_RECORDS = Spec(
+    "gpu_hpc_agent_records_total",
+    "counter",
+    "Records of agents. dropped: lost; invalid: without possible times; unmatched: launches and kernels without their "
+    "other half.",
+    ("result",),
+    "result: kept, dropped, invalid, unmatched",
+)
+AGENT_FILES_REJECTED = Spec(
+    "gpu_hpc_agent_files_rejected_total",
+    "counter",
+    "Files in the agents' directory that are no honest agent's, or of another version.",
+    ("reason",),
+    "reason: unreadable, symlink, not_regular, linked, unknown_magic, unknown_version, wrong_size, wrong_layout, "
+    "too_many, duplicate, foreign_owner, lying, torn",
+)
+
 # The exporter about itself
 UP = Spec("gpu_hpc_up", "gauge", "1 while the driver, or the recording, can be read.")
 DOWN_INFO = Spec("gpu_hpc_down_info", "gauge", "1, with why gpu_hpc_up is 0.", ("reason",))
@@ -421,7 +610,7 @@ SOURCE_STATE = Spec(
     "gauge",
     "1 for the state that this source is in, 0 for the others; gpu and uuid are empty for the host's.",
     (*G, "source", "state"),
-    "source: gpm, pm_sampling, nvml, kmsg, replay, procfs, kubelet, slurm; state: active, paused, busy, "
+    "source: gpm, pm_sampling, nvml, kernels, kmsg, replay, procfs, kubelet, slurm; state: active, paused, busy, "
     "no_permission, unsupported, stale, failed, lost",
 )
 SOURCE_REQUIRED = Spec(
@@ -429,7 +618,7 @@ SOURCE_REQUIRED = Spec(
     "gauge",
     "1 where the configuration requires this source (pm_sampling.mode: required), 0 where it may be missing.",
     ("source",),
-    "source: gpm, pm_sampling, nvml, kmsg, replay, procfs, kubelet, slurm",
+    "source: gpm, pm_sampling, nvml, kernels, kmsg, replay, procfs, kubelet, slurm",
 )
 SOURCE_STATE_INFO = Spec(
     "gpu_hpc_source_state_info",
@@ -589,6 +778,33 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         JOB_MAP_AGE,
         UNKNOWN_CGROUPS,
         HONOR_LABELS_CHECK,
+    ),
+    "Kernels": (
+        KERNEL_SECONDS,
+        KERNEL_EXECUTIONS,
+        KERNEL_LAUNCHES,
+        KERNEL_SECONDS_SQUARED,
+        KERNEL_MAX_SECONDS,
+        KERNEL_DURATION,
+        KERNEL_QUEUE,
+        MEMCPY_BYTES,
+        MEMCPY_SECONDS,
+        COPY_API_SECONDS,
+        SYNC_SECONDS,
+        LAUNCH_API_SECONDS,
+        GRAPH_LAUNCHES,
+        KERNEL_BUSY_SECONDS,
+        KERNEL_ACTIVITY_SECONDS,
+        KERNEL_OVERLAP_SECONDS,
+        KERNEL_IDLE_SECONDS,
+        KERNEL_DEVICE_TRACED_SECONDS,
+        KERNEL_TRACED_SECONDS,
+        KERNEL_PATTERN,
+        AGENTS,
+        AGENT_PAUSE_INFO,
+        AGENT_OVERHEAD,
+        AGENT_RECORDS,
+        AGENT_FILES_REJECTED,
     ),
     "The exporter about itself": (
         UP,

@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol, get_args
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
-SourceName = Literal["gpm", "pm_sampling", "nvml", "kmsg", "replay", "procfs", "kubelet", "slurm"]
+SourceName = Literal["gpm", "pm_sampling", "nvml", "kernels", "kmsg", "replay", "procfs", "kubelet", "slurm"]
 JobSource = Literal["procfs", "kubelet", "slurm"]
 """Sources of job identity; they concern the host, never one GPU."""
 WindowSource = Literal["gpm", "pm_sampling"]
@@ -266,6 +266,129 @@ class Evidence:
     missing: tuple[str, ...] = ()
 
 
+Category = Literal[
+    "gemm",
+    "attention",
+    "convolution",
+    "reduction",
+    "elementwise",
+    "optimizer",
+    "communication",
+    "copy",
+    "generated",
+    "other",
+]
+"""What kind of work a kernel does."""
+CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
+Pattern = Literal["many_short", "few_long", "jittery"]
+
+CopyKind = Literal["h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable", "d2d_device", "p2p_device"]
+"""Direction of a copy, and where the host's side of it lies."""
+COPY_KINDS: Final[tuple[CopyKind, ...]] = get_args(CopyKind)
+
+ActivitySum = Literal[
+    "traced_ns",
+    "device_traced_ns",
+    "busy_ns",
+    "compute_ns",
+    "communication_ns",
+    "copy_ns",
+    "overlap_ns",
+    "idle_host_ns",
+    "idle_queue_ns",
+    "idle_other_ns",
+    "launch_api_ns",
+    "graphs_traced",
+    "graphs_untraced",
+    "sync_event_ns",
+    "sync_stream_ns",
+    "sync_context_ns",
+    "sync_unknown_ns",
+]
+"""What agents add up for each GPU of a process: nanoseconds and numbers."""
+ACTIVITY_SUMS: Final[tuple[ActivitySum, ...]] = get_args(ActivitySum)
+
+DURATION_BUCKETS: Final = 9
+"""Up to 1 us times 8^0 ... 8^7, and longer."""
+COPY_BUCKETS: Final = 7
+"""Up to 256, 4096, 65536, ... 268435456 bytes, and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAmount:
+    """What a kernel did. launches: executions outside graphs.
+
+    deviation_ns2: sum of squared distances, in ns^2, from the mean of executions of equal name, grid and block in one
+    process.
+    """
+
+    executions: int = 0
+    launches: int = 0
+    ns: int = 0
+    deviation_ns2: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long things took: in all, and how many fell into each bucket (not cumulated)."""
+
+    ns: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAmount:
+    """Copies of one kind: bytes, time on the device, host time in the calls, number by size (not cumulated)."""
+
+    bytes: int
+    ns: int
+    api_ns: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuActivity:
+    """What a job's kernels did on a GPU or MIG instance since the report before: everything but the last three.
+
+    kernels: by signature, "other" for all without a name of their own. latency_ms, longest_ns: from launch to start,
+    and the longest execution, of the last finished trace windows. Only kernels that have a series are named.
+    """
+
+    uuid: str
+    job: str
+    kernels: Mapping[str, KernelAmount] = field(default_factory=dict)
+    durations: Mapping[Category, Durations] = field(default_factory=dict)
+    queue: Durations = Durations(0, (0,) * DURATION_BUCKETS)
+    copies: Mapping[CopyKind, CopyAmount] = field(default_factory=dict)
+    sums: Mapping[ActivitySum, int] = field(default_factory=dict)
+    latency_ms: Mapping[str, float] = field(default_factory=dict)
+    longest_ns: Mapping[str, int] = field(default_factory=dict)
+    patterns: Mapping[str, Pattern] = field(default_factory=dict)
+
+
+AgentState = Literal["tracing", "waiting", "paused", "off"]
+AGENT_STATES: Final[tuple[AgentState, ...]] = get_args(AgentState)
+RecordResult = Literal["kept", "dropped", "invalid", "unmatched"]
+RECORD_RESULTS: Final[tuple[RecordResult, ...]] = get_args(RecordResult)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """What all agents of the host have told since the report before. A (GPU, job) that is not here is gone.
+
+    agents: processes by state; reasons: of those that do not trace; overhead_ratio: the largest, None without agents.
+    records, rejected: records, and files by reason, since the report before.
+    """
+
+    time_ns: int
+    activities: tuple[GpuActivity, ...] = ()
+    agents: Mapping[AgentState, int] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    overhead_ratio: float | None = None
+    records: Mapping[RecordResult, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
     """Versions of the driver stack, "" where unknown."""
@@ -409,6 +532,7 @@ Event = (
     | SamplingIncident
     | GpuProcesses
     | JobsInForce
+    | KernelReport
     | XidError
     | GpuFellOff
     | DriverError

@@ -84,12 +84,12 @@ class Machine:
 def run_machine(directory: Path, library: Path, text: str, *flags: str) -> Iterator[Machine]:
     """Run the exporter on a machine whose driver does what the scenario `text` says.
 
-    Without a configuration of its own a test is about NVML, and PM sampling is off.
+    Without a configuration of its own a test is about NVML: PM sampling is off, and no agent has a file.
     """
     scenario = Scenario(directory, library, textwrap.dedent(text))
     if not any(flag.startswith("--config.file") for flag in flags):
         config = directory / "nvml-only.yaml"
-        config.write_text("pm_sampling: {mode: off}\n", encoding="utf-8")
+        config.write_text("pm_sampling: {mode: off}\nagent: {directory: /none/agents}\n", encoding="utf-8")
         flags = (*flags, f"--config.file={config}")
     with run_exporter(directory, "--log.format=json", *flags, env=scenario.env) as exporter:
         yield Machine(scenario, exporter)

@@ -64,6 +64,7 @@ def test_scenario_is_the_golden_one(
             machine.exporter.wait_for(lambda samples: samples.get("gpu_hpc_up") == 1)
         else:
             machine.exporter.wait_for(settled)
+        machine.exporter.wait_for(lambda samples: bool(samples.all("gpu_hpc_source_state", source="kernels")))
         text = shape(machine.exporter.fetch()[2])
     if request.config.getoption("--update-golden"):
         golden.parent.mkdir(exist_ok=True)

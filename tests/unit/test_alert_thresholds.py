@@ -29,6 +29,8 @@ NVLINK: Final = 'gpu:bottleneck_intensity:mean5m{unit="nvlink"}'
 LINKS: Final = 'gpu:bottleneck_intensity:mean5m{unit=~"pcie|nvlink"}'
 SM_ACTIVE: Final = "gpu:sm_active:ratio_rate5m"
 SM_ACTIVE_30M: Final = "gpu:sm_active:ratio_rate30m"
+OBSERVED: Final = "gpu:observed:ratio_rate5m"
+OBSERVED_30M: Final = "gpu:observed:ratio_rate30m"
 
 SHARED: Final[dict[Comparison, float]] = {
     ("DramSaturatedSmIdle", SM, "<"): th.L2_THRASH_SM,
@@ -47,17 +49,26 @@ SHARED: Final[dict[Comparison, float]] = {
 }
 OWN: Final[set[Comparison]] = {
     ("DramSaturatedSmIdle", DRAM, ">"),
+    ("DramSaturatedSmIdle", OBSERVED, ">"),
+    ("PcieSaturated", OBSERVED, ">"),
+    ("NvlinkSaturated", OBSERVED, ">"),
+    ("L2Thrashing", OBSERVED, ">"),
+    ("UtilizationMisleading", OBSERVED, ">"),
     ("UtilizationMisleading", "gpu:nvml_utilization:avg5m", ">"),
     ("GpuStarved", "gpu:starved:ratio_rate10m", ">"),
     ("GpuStarved", "gpu:busy:ratio_rate10m", ">"),
+    ("GpuStarved", "gpu:observed:ratio_rate10m", ">"),
     ("JobGpuUnderused", SM_ACTIVE_30M, ">"),
     ("JobGpuUnderused", SM_ACTIVE_30M, "<"),
+    ("JobGpuUnderused", OBSERVED_30M, ">"),
     ("IdleButAllocated", SM_ACTIVE_30M, "<"),
     ("IdleButAllocated", "gpu:busy:ratio_rate30m", "<"),
     ("IdleButAllocated", "gpu:nvml_utilization:avg5m", ">"),
+    ("IdleButAllocated", OBSERVED_30M, ">"),
     ("CollectiveHung", SM_ACTIVE, ">"),
     ("CollectiveHung", "gpu:sm_active:stddev10m", "<"),
     ("CollectiveHung", SM, "<"),
+    ("CollectiveHung", OBSERVED, ">"),
     ("CollectiveHung", "gpu:nvml_utilization:avg5m", "<"),
     ("CollectiveHung", 'gpu:owner:info{job!=""}', ">="),
 }
@@ -101,6 +112,12 @@ def test_own_thresholds_fit_those_of_the_diagnosis() -> None:
     assert THRESHOLDS["IdleButAllocated", SM_ACTIVE_30M, "<"] > th.IDLE_SM_ACTIVE
     assert THRESHOLDS["IdleButAllocated", SM_ACTIVE_30M, "<"] < THRESHOLDS["JobGpuUnderused", SM_ACTIVE_30M, ">"]
     assert THRESHOLDS["JobGpuUnderused", SM_ACTIVE_30M, "<"] < th.STARVED_SM_ACTIVE
+
+
+def test_most_of_the_time_must_have_been_measured() -> None:
+    """Every alert of these files asks for it, over the range of its own figure."""
+    asked = {name: value for (name, series, _), value in THRESHOLDS.items() if series.startswith("gpu:observed:")}
+    assert asked == dict.fromkeys({name for name, *_ in THRESHOLDS}, 0.5)
 
 
 def test_critical_xids_are_those_of_which_the_exporter_serves_zeros() -> None:

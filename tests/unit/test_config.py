@@ -82,7 +82,7 @@ def test_defaults() -> None:
     """Windows of 100 ms, gauges over 15 s, as many GPUs as there are, no end of its own accord."""
     config = Config()
     assert (config.sampling_interval_ms, config.gauge_window_seconds, config.series_limit) == (100, 15, 20_000)
-    assert (config.expected_gpus, config.exit_after_lost_minutes, config.without_effect()) == (None, None, ())
+    assert (config.expected_gpus, config.exit_after_lost_minutes) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,7 @@ def test_defaults() -> None:
         ("jobs:\n  slurm:\n    map: 1", "line 3: unknown key `jobs.slurm.map`; "),
         ("\npm_sampling: {mode: sometimes}", "line 2: pm_sampling.mode: Invalid enum value 'sometimes'"),
         ("agent: {resume_after_profiler: soon}", "line 1: agent.resume_after_profiler: Invalid enum value 'soon'"),
+        ("agent: {top_k: 25}", "line 1: agent.top_k: Expected `int` <= 24"),
         ("agent: {resume_after_profiler: 0}", "line 1: agent.resume_after_profiler: Expected `int` >= 1"),
         ("pm_sampling: {yield_to: ncu}", "line 1: pm_sampling.yield_to: Expected `array`, got `str`"),
         ("\njobs: {rules: [{user: [1]}]}", "line 2: jobs.rules.user: Expected `str`, got `array`"),
@@ -206,20 +207,6 @@ def test_an_empty_list_is_no_configuration(tmp_path: Path, text: str) -> None:
 def test_a_long_key_makes_no_long_message(tmp_path: Path) -> None:
     """A log line and a reload's answer stay short whatever the file is."""
     problem_of_file(write(tmp_path, b"? " + b"k" * 5000 + b"\n: 1"))
-
-
-@pytest.mark.parametrize(
-    ("config", "sections"),
-    [
-        (Config(), ()),
-        (Config(1, 1, 8, 0.5, 100), ()),
-        (Config(pm_sampling=PmSampling("off")), ()),
-        (Config(jobs=Jobs(slurm=Slurm("/j")), agent=Agent(top_k=3)), ("agent",)),
-    ],
-)
-def test_sections_without_effect(config: Config, sections: tuple[str, ...]) -> None:
-    """Sections that were changed and that this version does not use are named, others are not."""
-    assert config.without_effect() == sections
 
 
 @pytest.mark.parametrize("text", ["/metrics", "/m", "/a/b", "/gpu-1/metrics_v1.0", "/x/-/y"])

@@ -138,6 +138,21 @@ def test_pod_sees_what_it_needs_and_may_no_more(pod: Any) -> None:
     }
 
 
+def test_pods_run_where_anything_says_that_there_is_a_gpu(pod: Any) -> None:
+    """The GPU operator's label, one of node feature discovery in each of its formats, or one set by hand."""
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = [expression["key"] for term in terms for expression in term["matchExpressions"]]
+    assert len(keys) == len(terms), "two labels in one term would both have to be there"
+    assert set(keys) == {
+        "nvidia.com/gpu.present",
+        "feature.node.kubernetes.io/pci-10de.present",
+        "feature.node.kubernetes.io/pci-0302_10de.present",
+        "feature.node.kubernetes.io/pci-0300_10de.present",
+        "gpu-hpc-exporter",
+    }
+    assert {(e["operator"], *e["values"]) for term in terms for e in term["matchExpressions"]} == {("In", "true")}
+
+
 def test_probes_ask_what_the_exporter_answers(pod: Any, tmp_path: Path) -> None:
     """The running exporter says 200 to both, to the second once every GPU was asked."""
     (container,) = pod["containers"]
@@ -277,6 +292,7 @@ def test_kubernetes_targets_are_called_by_their_nodes(tmp_path: Path) -> None:
 def test_file_targets_are_called_by_their_nodes(tmp_path: Path) -> None:
     """The file beside the snippet is what it reads, and the port is the exporter's."""
     nodes = DEPLOY / "prometheus/gpu-nodes.yml"
+    assert {key for group in read(nodes) for key in group} == {"targets"}, "labels do not tell nodes of one name apart"
     assert {target.rpartition(":")[2] for group in read(nodes) for target in group["targets"]} == {str(DEFAULT_PORT)}
     shutil.copy(nodes, tmp_path)
     found = targets(tmp_path, scrape_config(DEPLOY / "prometheus/scrape-file-sd.yml"))
@@ -397,6 +413,32 @@ def test_one_notification_for_one_job(alertmanager: str) -> None:
         ("GpuHpcGpuStarved", "large"): 1,
     }
     assert wait_until(lambda: (found := sizes()) and sum(found.values()) == 66 and found) == wanted
+
+
+def test_one_notification_for_one_sick_node(alertmanager: str) -> None:
+    """Critical alerts are grouped by the node: jobs that change make no other group, another node does."""
+    sick = [
+        alert("NvlinkDegraded", severity="critical", instance=f"sick-{n // 8}", uuid=f"GPU-{n}", gpu=str(n % 8), job="")
+        for n in range(16)
+    ]
+    killed = [
+        alert("EccUncorrectable", severity="critical", instance="sick-0", uuid=f"GPU-{job}", job=job) for job in "ab"
+    ]
+    send(alertmanager, [*sick, *killed])
+
+    def sizes() -> dict[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for group in ask(alertmanager, "alerts/groups"):
+            if (instance := group["labels"].get("instance", "")).startswith("sick-"):
+                found.setdefault((group["labels"]["alertname"], instance), []).append(len(group["alerts"]))
+        return found
+
+    wanted = {
+        ("GpuHpcNvlinkDegraded", "sick-0"): [8],
+        ("GpuHpcNvlinkDegraded", "sick-1"): [8],
+        ("GpuHpcEccUncorrectable", "sick-0"): [2],
+    }
+    assert wait_until(lambda: (found := sizes()) == wanted and found) == wanted
 
 
 def test_causes_silence_their_effects(alertmanager: str) -> None:

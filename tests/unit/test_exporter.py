@@ -252,24 +252,6 @@ def test_concurrent_reloads_come_one_after_the_other(file: File) -> None:
     assert exporter.stop()
 
 
-@pytest.mark.parametrize(
-    ("text", "sections"),
-    [("", []), ("jobs: {environment: [B]}\npm_sampling: {mode: off}\nagent: {top_k: 3}", ["agent"])],
-)
-def test_sections_without_effect_are_told(
-    file: File, caplog: pytest.LogCaptureFixture, text: str, sections: list[str]
-) -> None:
-    """At the start and at each reload, a section that this version does not use is a warning."""
-    caplog.set_level(logging.WARNING, logger="gpu_hpc_exporter.exporter")
-    file.write(text)
-    exporter = Exporter(file.load, HandFed())
-    expected = [f"configuration section `{name}` has no effect in this version" for name in sections]
-    with started(exporter):
-        assert [r.getMessage() for r in caplog.records] == expected
-        reload(exporter)
-    assert [r.getMessage() for r in caplog.records] == 2 * expected
-
-
 def test_control_comes_one_after_the_other(file: File, caplog: pytest.LogCaptureFixture) -> None:
     """Requests at the same time do not meet in the source; each is in the log with what came of it."""
     caplog.set_level(logging.INFO, logger="gpu_hpc_exporter.exporter")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_hpc_exporter.config import Config, ConfigError, JobRule, Jobs, Kubernetes, Slurm
+from gpu_hpc_exporter.config import ConfigError, JobRule, Jobs, Kubernetes, Slurm
 from gpu_hpc_exporter.jobs.identity import Settings
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod
 from gpu_hpc_exporter.model import Gpu, GpuProcess, GpuProcesses
@@ -183,8 +183,3 @@ def test_parts_are_put_together_from_the_configuration(tmp_path: Path) -> None:
         parts.sampler.put(GpuProcesses(time.monotonic_ns(), G0.uuid, ()))
         time.sleep(0.05)
     assert parts.stop()
-
-
-def test_jobs_have_effect() -> None:
-    """The section is no longer one that this version does not use."""
-    assert Config(jobs=Jobs(environment=("RUN",))).without_effect() == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,7 +18,19 @@ from gpu_hpc_exporter.diagnosis.classify import CLASSES
 from gpu_hpc_exporter.diagnosis.intensity import UNITS
 from gpu_hpc_exporter.exposition import MAX_LABEL_BYTES, TEXT, Family, Spec, clean_label, encode
 from gpu_hpc_exporter.metrics import CATALOGUE
-from gpu_hpc_exporter.model import CLOCK_EVENT_PREFIX, CUMULATIVE_READINGS, READINGS, STATES
+from gpu_hpc_exporter.model import (
+    AGENT_STATES,
+    CATEGORIES,
+    CLOCK_EVENT_PREFIX,
+    CUMULATIVE_READINGS,
+    READINGS,
+    RECORD_RESULTS,
+    STATES,
+    Pattern,
+    SourceName,
+)
+from gpu_hpc_exporter.sources.kernels import layout
+from gpu_hpc_exporter.sources.kernels.files import REASONS
 from unit.objects import G0, readings, running_fleet
 
 METRICS_MD = Path(__file__).parents[2] / "METRICS.md"
@@ -56,7 +69,7 @@ def test_a_name_keeps_to_the_conventions(spec: Spec) -> None:
     assert spec.name == "gpu_hpc_kernel_launch_latency_ms" or not set(words) & NOT_BASE_UNITS
     base = spec.name.removesuffix("_total").removesuffix("_bytes_per_second")
     used = [word for word in base.split("_") if word in UNIT_WORDS]
-    assert base.split("_")[-len(used) :] == used or not used, "the unit is the last word"
+    assert base.removesuffix("_squared").split("_")[-len(used) :] == used or not used, "the unit is the last word"
     assert len(used) <= 1
 
 
@@ -84,7 +97,7 @@ def test_names_are_unique() -> None:
 
 def test_the_four_seed_names() -> None:
     """The four names that users know exist, as gauges, with gpu, uuid and job."""
-    jobs_own = {spec.name for spec in metrics.SECTIONS["Jobs"]}
+    jobs_own = {spec.name for section in ("Jobs", "Kernels") for spec in metrics.SECTIONS[section]}
     seeds = {spec.name: spec for spec in CATALOGUE if "job" in spec.labels and spec.name not in jobs_own}
     assert seeds.keys() == SEEDS
     for spec in seeds.values():
@@ -103,6 +116,13 @@ def test_every_constant_is_in_the_catalogue() -> None:
         (metrics.BOTTLENECK_INTENSITY, "unit", UNITS),
         (metrics.BOTTLENECK_INTENSITY_WINDOWS, "unit", UNITS),
         (metrics.SOURCE_STATE, "state", STATES),
+        (metrics.SOURCE_STATE, "source", get_args(SourceName)),
+        (metrics.KERNEL_EXECUTIONS, "category", CATEGORIES),
+        (metrics.KERNEL_PATTERN, "pattern", get_args(Pattern)),
+        (metrics.AGENTS, "state", AGENT_STATES),
+        (metrics.AGENT_PAUSE_INFO, "reason", (*layout.REASONS[1:], "no_heartbeat", "unknown")),
+        (metrics.AGENT_RECORDS, "result", RECORD_RESULTS),
+        (metrics.AGENT_FILES_REJECTED, "reason", REASONS),
         (
             metrics.CLOCK_EVENT_SECONDS,
             "reason",

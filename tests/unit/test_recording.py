@@ -19,15 +19,25 @@ from hypothesis import strategies as st
 
 from gpu_hpc_exporter.config import DEFAULT_RECORDING
 from gpu_hpc_exporter.model import (
+    ACTIVITY_SUMS,
+    AGENT_STATES,
+    CATEGORIES,
+    COPY_BUCKETS,
+    COPY_KINDS,
     COUNT_QUANTITIES,
     CUMULATIVE_READINGS,
+    DURATION_BUCKETS,
     QUANTITIES,
     READINGS,
+    RECORD_RESULTS,
     STATES,
+    CopyAmount,
     Driver,
     DriverError,
+    Durations,
     Event,
     Gpu,
+    GpuActivity,
     GpuJobs,
     GpuProcess,
     GpuProcesses,
@@ -39,8 +49,11 @@ from gpu_hpc_exporter.model import (
     JobOnGpu,
     JobsInForce,
     JobSource,
+    KernelAmount,
+    KernelReport,
     L2Definition,
     Link,
+    Pattern,
     Quantity,
     ReadingRejected,
     Readings,
@@ -96,6 +109,35 @@ _ROWS = st.lists(
     st.builds(JobOnGpu, _JOB, st.integers(0, 99), _MEMORY, _SHARE), max_size=3, unique_by=lambda row: row.job.job
 )
 _GPU_JOBS = st.builds(lambda rows, more: GpuJobs(tuple(rows), len(rows) + more), _ROWS, st.integers(0, 99))
+_COUNT = st.integers(0, 2**53)
+_SHARES = st.floats(0, 1)
+_NAME = st.text(min_size=1, max_size=40)
+_DURATIONS = st.builds(
+    Durations, _COUNT, st.lists(_COUNT, min_size=DURATION_BUCKETS, max_size=DURATION_BUCKETS).map(tuple)
+)
+_ACTIVITY = st.builds(
+    GpuActivity,
+    _UUID,
+    _NAME,
+    st.dictionaries(_NAME, st.builds(KernelAmount, _COUNT, _COUNT, _COUNT, st.floats(0, 1e20)), max_size=2),
+    st.dictionaries(st.sampled_from(CATEGORIES), _DURATIONS, max_size=2),
+    _DURATIONS,
+    st.dictionaries(
+        st.sampled_from(COPY_KINDS),
+        st.builds(
+            CopyAmount,
+            _COUNT,
+            _COUNT,
+            _COUNT,
+            st.lists(_COUNT, min_size=COPY_BUCKETS, max_size=COPY_BUCKETS).map(tuple),
+        ),
+        max_size=2,
+    ),
+    st.dictionaries(st.sampled_from(ACTIVITY_SUMS), _COUNT, max_size=3),
+    st.dictionaries(_NAME, st.floats(0, 1e6), max_size=2),
+    st.dictionaries(_NAME, _COUNT, max_size=2),
+    st.dictionaries(_NAME, st.sampled_from(get_args(Pattern)), max_size=2),
+)
 _EVENTS = st.one_of(
     st.builds(Inventory, _TIME, st.lists(_GPU, max_size=3).map(tuple), st.builds(Driver, _TEXT, _TEXT, _TEXT)),
     st.builds(Window, _UUID, _WINDOW_SOURCE, _TIME, st.integers(1, 60 * NS), _QUANTITY_VALUES, st.booleans()),
@@ -115,6 +157,16 @@ _EVENTS = st.one_of(
     ),
     st.builds(SamplingIncident, _TIME, _UUID | st.just(""), st.sampled_from(get_args(Incident))),
     st.builds(GpuProcesses, _TIME, _UUID, st.none() | st.lists(_PROCESS, max_size=3).map(tuple)),
+    st.builds(
+        KernelReport,
+        _TIME,
+        st.lists(_ACTIVITY, max_size=3, unique_by=lambda activity: (activity.uuid, activity.job)).map(tuple),
+        st.dictionaries(st.sampled_from(AGENT_STATES), _COUNT),
+        st.lists(_TEXT, max_size=2).map(tuple),
+        st.none() | _SHARES,
+        st.dictionaries(st.sampled_from(RECORD_RESULTS), _COUNT),
+        st.dictionaries(_TEXT, _COUNT, max_size=2),
+    ),
     st.builds(JobsInForce, _TIME, st.dictionaries(_UUID, _GPU_JOBS, max_size=2), st.just({}), st.just({})),
 )
 

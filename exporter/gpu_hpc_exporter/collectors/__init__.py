@@ -12,6 +12,7 @@ from gpu_hpc_exporter.collectors.bottleneck import BottleneckCollector
 from gpu_hpc_exporter.collectors.gpus import GpusCollector
 from gpu_hpc_exporter.collectors.health import HealthCollector
 from gpu_hpc_exporter.collectors.jobs import JobsCollector
+from gpu_hpc_exporter.collectors.kernels import KernelsCollector
 from gpu_hpc_exporter.collectors.process import ProcessCollector
 from gpu_hpc_exporter.collectors.readings import ReadingsCollector
 from gpu_hpc_exporter.collectors.sources import SourcesCollector
@@ -36,5 +37,6 @@ COLLECTORS: Final[tuple[Collector, ...]] = (
     ReadingsCollector(),
     HealthCollector(),
     JobsCollector(),
+    KernelsCollector(),
     ProcessCollector(),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -30,6 +30,33 @@ def attribute(running: Iterable[JobOnGpu], holders: Iterable[Job]) -> GpuJobs:
         count += len({_identity(job, certain) for job in jobs})
         rows.append(_summed(_merged(jobs), same))
     return GpuJobs(tuple(_bounded(rows)), count)
+
+
+def row_name(job: Job, known: GpuJobs | None) -> str:
+    """The name under which a job of one process stands among the jobs of its GPU, or would if it were there.
+
+    A name that the process chose itself gives it no other's row.
+    """
+    rows = {row.job.job: row.job for row in known.jobs} if known is not None else {}
+    owner = job.user or job.container or job.pod
+    own = bounded(f"{owner}/{job.job}") if job.source == "environ" and owner else job.job
+    if own in rows:
+        return own
+    same = rows.get(job.job)
+    if same is None:
+        return OTHER if OTHER in rows and len(rows) >= MAX_ROWS else job.job
+    is_its = job.source != "environ" or same.source in {"environ", ""} or same.job_id == job.job_id != ""
+    return job.job if is_its else own
+
+
+def pod_row(environment: Mapping[str, str], known: GpuJobs | None) -> str:
+    """The row of the pod that a process says it is in, if that pod holds this GPU; "" without one.
+
+    For hosts where no process can be looked up: there its word is all that there is, and it can only be one of few.
+    """
+    pod, namespace = environment.get("POD_NAME", ""), environment.get("POD_NAMESPACE", "")
+    rows = known.jobs if known is not None and pod and namespace else ()
+    return next((row.job.job for row in rows if (row.job.pod, row.job.namespace) == (pod, namespace)), "")
 
 
 _Certain = frozenset[tuple[str, str]]

@@ -20,6 +20,7 @@ from gpu_hpc_exporter.model import (
     Inventory,
     JobsInForce,
     JobSource,
+    KernelReport,
     ReadingRejected,
     Readings,
     SamplingIncident,
@@ -30,6 +31,7 @@ from gpu_hpc_exporter.model import (
     WindowsRejected,
     XidError,
 )
+from gpu_hpc_exporter.samplers.kernel_totals import KernelSnapshot, KernelTotals
 from gpu_hpc_exporter.samplers.totals import WINDOW_SOURCES, GpuSnapshot, GpuTotals
 from gpu_hpc_exporter.samplers.watch import LIBRARY_CALLS, HungCall
 
@@ -63,7 +65,8 @@ class FleetSnapshot:
     were there and are not. `xids` holds, per physical GPU and Xid, the count and the newest one's Unix time in
     ns. `labels` maps every UUID ever seen to its `gpu` label. `required` are the sources that the configuration
     asks for, `helper_restarts` counts how often PM sampling's helper process ended unasked. `jobs`: whose the GPUs are,
-    by UUID, without those of which nobody knows; `unknown_cgroups` and `jobs_told_ns` as in JobsInForce.
+    by UUID, without those of which nobody knows; `unknown_cgroups` and `jobs_told_ns` as in JobsInForce. `kernels`:
+    what the kernel agents tell.
     """
 
     now_ns: int
@@ -83,6 +86,7 @@ class FleetSnapshot:
     jobs: Mapping[str, GpuJobs]
     unknown_cgroups: Mapping[str, int]
     jobs_told_ns: Mapping[JobSource, int]
+    kernels: KernelSnapshot
 
     def job_of(self, uuid: str) -> str:
         """The one job of a GPU, "" where it is idle, shared or unknown."""
@@ -147,6 +151,7 @@ class Fleet:
         self._driver_errors: dict[str, int] = {}
         self._helper_restarts = 0
         self._jobs = JobsInForce(-MAX_JOBS_AGE_NS, {}, {}, {})
+        self._kernels = KernelTotals()
 
     def configure(
         self, gauge_window_ns: int, expected_gpus: int | None, required: frozenset[SourceName] = frozenset()
@@ -190,6 +195,7 @@ class Fleet:
                 jobs=self._jobs.gpus if now - self._jobs.time_ns <= MAX_JOBS_AGE_NS else {},
                 unknown_cgroups=self._jobs.unknown_cgroups,
                 jobs_told_ns=self._jobs.told_ns,
+                kernels=self._kernels.snapshot(now),
             )
 
     def _fold(self, event: Event) -> None:
@@ -200,8 +206,8 @@ class Fleet:
                     self._fold_into(totals, event)
             case SamplingIncident():
                 self._take_incident(event)
-            case JobsInForce():
-                self._jobs = event
+            case JobsInForce() | KernelReport():
+                self._take_jobs(event)
             case Inventory():
                 self._take_inventory(event)
             case StateChange():
@@ -235,6 +241,12 @@ class Fleet:
                 totals.add_interval(event)
             case GpuProcesses():
                 totals.add_processes(event)
+
+    def _take_jobs(self, event: JobsInForce | KernelReport) -> None:
+        if isinstance(event, JobsInForce):
+            self._jobs = event
+        else:
+            self._kernels.add(event)
 
     def _take_inventory(self, inventory: Inventory) -> None:
         self._driver = inventory.driver

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
+from gpu_hpc_exporter.jobs.attribution import UNPLACED
 from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
 from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job
@@ -15,7 +16,7 @@ from gpu_hpc_exporter.samplers.jobs import Condition
 from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
 from gpu_hpc_exporter.sources.kubernetes.pod_folders import PodFolders
 from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
-from gpu_hpc_exporter.sources.procfs import PROC, PidView, pid_view
+from gpu_hpc_exporter.sources.procfs import PROC, PidView, namespace_pids, pid_view
 from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
 from gpu_hpc_exporter.text import bounded
@@ -96,6 +97,34 @@ class HostLookups:
         return self.slurm.slurm_job_of_sluid(sluid) if self.slurm is not None else None
 
 
+class ForeignFileError(Exception):
+    """An agent's file tells of a process that is another user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentClaim:
+    """Which process an agent's file says that it is about: its pid in its own namespace, and when it started.
+
+    uid: whose file it is. environment: the process's, as it says.
+    """
+
+    pid: int
+    start_ticks: int
+    uid: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A process's job, and its pid on the host."""
+
+    job: Job
+    pid: int
+
+
+_MAX_OWN_PIDS: Final = 8192
+
+
 class HostProcesses:
     """Jobs of this host's processes."""
 
@@ -116,6 +145,10 @@ class HostProcesses:
         self._missing: frozenset[int] = frozenset()
         self._was_denied = False
         self._told_ns: int | None = None
+        self._settings = settings
+        self._root = root
+        self._placed: Mapping[int, tuple[Evidence, Job]] = {}
+        self._own_pids: dict[tuple[int, int], int] = {}
 
     @property
     def can_tell(self) -> bool:
@@ -135,7 +168,40 @@ class HostProcesses:
         missing = frozenset(pid for pid in pids if pid not in found)
         jobs |= dict.fromkeys(missing & self._missing)
         self._missing = missing
+        self._placed = {pid: (evidence[pid], job) for pid, job in jobs.items() if job is not None and pid in evidence}
         return jobs
+
+    def job_of_agent(self, claim: AgentClaim) -> Placement | None:
+        """The job of the process on a GPU that an agent's file is about; None where no such process is known.
+
+        For another thread than the one that looks the processes up. Raises ForeignFileError where the file belongs to
+        somebody else than its process.
+        """
+        for pid, (evidence, job) in self._placed.items():
+            if evidence.start_ticks == claim.start_ticks and self._own_pid(pid, claim.start_ticks) == claim.pid:
+                if evidence.uid not in {claim.uid, -1}:
+                    raise ForeignFileError
+                return Placement(job, pid)
+        return None
+
+    def declared_job(self, claim: AgentClaim) -> Job:
+        """What a process says of itself, believed as far as its environment is believed without its cgroup."""
+        # Where cgroups can be read this one could have been: it is hidden, and may be that of any job.
+        missing = ("cgroup: no such process",) if self.can_tell else ()
+        user = self._settings.user_name(claim.uid)
+        said = Evidence(
+            claim.pid, claim.start_ticks, uid=claim.uid, user=user, environment=claim.environment, missing=missing
+        )
+        return identify(said, self._lookups, self._settings).job or UNPLACED
+
+    def _own_pid(self, pid: int, start_ticks: int) -> int:
+        """A process's pid in its own namespace, looked up once."""
+        key = (pid, start_ticks)
+        if key not in self._own_pids:
+            if len(self._own_pids) >= _MAX_OWN_PIDS:
+                self._own_pids.clear()
+            self._own_pids[key] = (namespace_pids(pid, self._root) or (pid,))[-1]
+        return self._own_pids[key]
 
     def unknown_cgroups(self) -> Mapping[str, int]:
         """By form, from the start."""

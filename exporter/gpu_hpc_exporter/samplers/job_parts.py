@@ -48,8 +48,8 @@ class JobParts:
         self._environ = environ
         self._view = pid_view(procfs)
         self._jobs = jobs
-        self._sources, processes, holders = self._build(jobs)
-        self.sampler = JobSampler(sink, processes, holders, clock)
+        self._sources, self.processes, holders = self._build(jobs)
+        self.sampler = JobSampler(sink, self.processes, holders, clock)
 
     def _build(self, jobs: config.Jobs) -> tuple[tuple[_Source, ...], HostProcesses, tuple[Holders, ...]]:
         settings = identity_settings(jobs, self._procfs)
@@ -74,6 +74,7 @@ class JobParts:
             return
         sources, processes, holders = self._build(jobs)
         before, self._sources, self._jobs = self._sources, sources, jobs
+        self.processes = processes
         for source in sources:
             source.start()
         self.sampler.use(processes, holders)

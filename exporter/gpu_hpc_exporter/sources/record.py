@@ -28,6 +28,7 @@ from gpu_hpc_exporter.model import (
     Inventory,
     Job,
     JobsInForce,
+    KernelReport,
     Readings,
     SourceName,
     Window,
@@ -114,6 +115,10 @@ class Recorder:
             self._sources.add("nvml")
         if isinstance(event, JobsInForce):
             return replace(event, gpus={self._mask(u): self._masked_jobs(jobs) for u, jobs in event.gpus.items()})
+        if isinstance(event, KernelReport):
+            self._sources.add("kernels")
+            masked = tuple(replace(activity, uuid=self._mask(activity.uuid)) for activity in event.activities)
+            return replace(event, activities=masked)
         if isinstance(event, Inventory | DriverError | GpuFellOff) or not event.uuid:
             return event
         if isinstance(event, GpuProcesses) and event.processes is not None:

@@ -1,8 +1,8 @@
 """The recording format: `*.jsonl.gz`, one JSON object a line, `"type"` first, `t` in seconds from the start.
 
-Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected`, `state`, `incident`, `processes`
-and `job`. Values are in base units. A recording comes from somebody else's machine, so every line is checked against
-these types and every problem names file and line.
+Lines are `header`, `phase`, `inventory`, `reading`, `windows_rejected`, `rejected`, `state`, `incident`, `processes`,
+`job` and `kernel`. Values are in base units. A recording comes from somebody else's machine, so every line is checked
+against these types and every problem names file and line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from gpu_hpc_exporter.model import (
+    COPY_BUCKETS,
+    DURATION_BUCKETS,
     NS,
+    AgentState,
     Driver,
     DriverError,
     Event,
     Gpu,
+    GpuActivity,
     GpuFellOff,
     GpuJobs,
     GpuProcess,
@@ -27,11 +31,13 @@ from gpu_hpc_exporter.model import (
     Inventory,
     JobsInForce,
     JobSource,
+    KernelReport,
     L2Definition,
     Quantity,
     Reading,
     ReadingRejected,
     Readings,
+    RecordResult,
     SamplingIncident,
     SourceName,
     State,
@@ -53,6 +59,9 @@ MAX_WINDOW_S: Final = 60
 MAX_TEXT: Final = 400
 _MAX_JOBS: Final = 4096
 MAX_PROCESSES: Final = 65_536
+MAX_ACTIVITIES: Final = 256
+_MAX_KERNELS: Final = 64
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
@@ -149,6 +158,18 @@ class JobLine(msgspec.Struct, tag="job", tag_field="type", frozen=True, omit_def
     age: dict[JobSource, Seconds] = {}
 
 
+class KernelLine(msgspec.Struct, tag="kernel", tag_field="type", frozen=True, omit_defaults=True):
+    """What all kernel agents told of the time since the line before."""
+
+    t: Seconds
+    activities: Annotated[list[GpuActivity], msgspec.Meta(max_length=MAX_ACTIVITIES)] = []
+    agents: dict[AgentState, Count] = {}
+    reasons: list[Text] = []
+    overhead: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    records: dict[RecordResult, Count] = {}
+    rejected: dict[Text, Count] = {}
+
+
 Line = (
     HeaderLine
     | PhaseLine
@@ -160,6 +181,7 @@ Line = (
     | IncidentLine
     | ProcessesLine
     | JobLine
+    | KernelLine
 )
 
 
@@ -183,6 +205,8 @@ def encode_event(event: Event, start_ns: int) -> Line | None:
     seconds = max(0, (event.end_ns if isinstance(event, Window) else event.time_ns) - start_ns) / NS
     if isinstance(event, GpuProcesses | JobsInForce):
         return _encode_jobs(event, seconds)
+    if isinstance(event, KernelReport):
+        return _encode_kernels(event, seconds)
     return _encode_measured(event, seconds)
 
 
@@ -191,6 +215,18 @@ def _encode_jobs(event: GpuProcesses | JobsInForce, seconds: float) -> Line:
         return ProcessesLine(seconds, event.uuid, None if event.processes is None else list(event.processes))
     ages = {source: max(0, event.time_ns - told_ns) / NS for source, told_ns in event.told_ns.items()}
     return JobLine(seconds, dict(event.gpus), ages)
+
+
+def _encode_kernels(report: KernelReport, seconds: float) -> Line:
+    return KernelLine(
+        seconds,
+        list(report.activities),
+        dict(report.agents),
+        [reason[:MAX_TEXT] for reason in report.reasons],
+        report.overhead_ratio,
+        dict(report.records),
+        dict(report.rejected),
+    )
 
 
 def _encode_measured(event: _Measured, seconds: float) -> Line | None:
@@ -256,6 +292,42 @@ def _decode_jobs(line: JobLine, time_ns: int) -> JobsInForce:
     return JobsInForce(time_ns, line.gpus, {}, told)
 
 
+def _decode_kernels(line: KernelLine, time_ns: int) -> KernelReport:
+    """What is added up must be no less than nothing; a (GPU, job) that is there twice would be counted twice."""
+    pairs = [(activity.uuid, activity.job) for activity in line.activities]
+    if not all(job for _, job in pairs) or len(set(pairs)) < len(pairs):
+        raise msgspec.ValidationError("activities need jobs, each (GPU, job) once")
+    for activity in line.activities:
+        _check_activity(activity)
+    return KernelReport(
+        time_ns, tuple(line.activities), line.agents, tuple(line.reasons), line.overhead, line.records, line.rejected
+    )
+
+
+def _check_activity(activity: GpuActivity) -> None:
+    if len(activity.kernels) > _MAX_KERNELS or not all(activity.kernels):
+        raise msgspec.ValidationError(f"{len(activity.kernels)} kernels: expected up to {_MAX_KERNELS}, with names")
+    durations = [*activity.durations.values(), activity.queue]
+    copies = list(activity.copies.values())
+    if any(len(row.buckets) != DURATION_BUCKETS for row in durations):
+        raise msgspec.ValidationError(f"durations have {DURATION_BUCKETS} buckets")
+    if any(len(row.buckets) != COPY_BUCKETS for row in copies):
+        raise msgspec.ValidationError(f"copies have {COPY_BUCKETS} buckets")
+    amounts: list[float] = [*activity.sums.values(), *activity.latency_ms.values(), *activity.longest_ns.values()]
+    for kernel in activity.kernels.values():
+        amounts += [kernel.executions, kernel.launches, kernel.ns, kernel.deviation_ns2]
+    for row in durations:
+        amounts += [row.ns, *row.buckets]
+    for copy in copies:
+        amounts += [copy.bytes, copy.ns, copy.api_ns, *copy.buckets]
+    wrong = [amount for amount in amounts if not 0 <= amount < _MAX_AMOUNT]
+    if wrong:
+        raise msgspec.ValidationError(f"an amount of {wrong[0]}: expected 0 or more")
+
+
+_MAX_AMOUNT: Final = 1e30
+
+
 def _check_share(memory_bytes: int | None, sm_ratio: float | None) -> None:
     problem = None if memory_bytes is None else problem_of_reading("memory_used_bytes", memory_bytes)
     problem = problem or (None if sm_ratio is None else problem_of_quantity("sm_active", sm_ratio))
@@ -284,7 +356,15 @@ def decode_line(line: Line, start_ns: int) -> tuple[Event, ...]:
             return (StateChange(time_ns, line.source, line.gpu, line.state, line.reason),)
         case IncidentLine():
             return (SamplingIncident(time_ns, line.gpu, line.incident),)
-        case ProcessesLine() | JobLine():
-            return (
-                _decode_processes(line, time_ns) if isinstance(line, ProcessesLine) else _decode_jobs(line, time_ns),
-            )
+        case ProcessesLine() | JobLine() | KernelLine():
+            return (_decode_jobs_or_kernels(line, time_ns),)
+
+
+def _decode_jobs_or_kernels(line: ProcessesLine | JobLine | KernelLine, time_ns: int) -> Event:
+    match line:
+        case ProcessesLine():
+            return _decode_processes(line, time_ns)
+        case JobLine():
+            return _decode_jobs(line, time_ns)
+        case KernelLine():
+            return _decode_kernels(line, time_ns)

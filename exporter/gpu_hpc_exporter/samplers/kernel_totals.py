@@ -1,0 +1,155 @@
+"""What jobs' kernels have done on each GPU, added up from reports, and a frozen copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpu_hpc_exporter.model import (
+    ACTIVITY_SUMS,
+    COPY_BUCKETS,
+    DURATION_BUCKETS,
+    NS,
+    ActivitySum,
+    AgentState,
+    Category,
+    CopyAmount,
+    CopyKind,
+    Durations,
+    GpuActivity,
+    KernelAmount,
+    KernelReport,
+    RecordResult,
+)
+
+MAX_REPORT_AGE_NS: Final = 20 * NS
+"""What was told of kernels vanishes when nobody has told it anew for so long: four times its period."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobActivity:
+    """What a job's kernels have done on a GPU since it was first seen; `now`: what the newest report says of now."""
+
+    uuid: str
+    job: str
+    kernels: Mapping[str, KernelAmount]
+    durations: Mapping[Category, Durations]
+    queue: Durations
+    copies: Mapping[CopyKind, CopyAmount]
+    sums: Mapping[ActivitySum, int]
+    now: GpuActivity
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSnapshot:
+    """All of it at one moment. agents: None where no report is fresh."""
+
+    jobs: tuple[JobActivity, ...] = ()
+    agents: Mapping[AgentState, int] | None = None
+    reasons: tuple[str, ...] = ()
+    overhead_ratio: float | None = None
+    records: Mapping[RecordResult, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+class KernelTotals:
+    """Adds up reports. Not thread-safe: the fleet serialises access."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[str, str], _JobTotals] = {}
+        self._records: dict[RecordResult, int] = {}
+        self._rejected: dict[str, int] = {}
+        self._report: KernelReport | None = None
+
+    def add(self, report: KernelReport) -> None:
+        """Add what was gained; what the report does not name is gone."""
+        before, self._jobs = self._jobs, {}
+        for activity in report.activities:
+            key = (activity.uuid, activity.job)
+            totals = self._jobs[key] = self._jobs.get(key) or before.get(key) or _JobTotals()
+            totals.add(activity)
+        for result, gain in report.records.items():
+            self._records[result] = self._records.get(result, 0) + gain
+        for reason, count in report.rejected.items():
+            self._rejected[reason] = self._rejected.get(reason, 0) + count
+        self._report = report
+
+    def snapshot(self, now_ns: int) -> KernelSnapshot:
+        """A frozen copy; empty where reports have stopped."""
+        report = self._report
+        if report is None or now_ns - report.time_ns > MAX_REPORT_AGE_NS:
+            return KernelSnapshot()
+        return KernelSnapshot(
+            tuple(totals.frozen() for totals in self._jobs.values()),
+            report.agents,
+            report.reasons,
+            report.overhead_ratio,
+            self._records.copy(),
+            self._rejected.copy(),
+        )
+
+
+class _JobTotals:
+    """The sums of one (GPU, job)."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, KernelAmount] = {}
+        self._durations: dict[Category, Durations] = {}
+        self._queue = Durations(0, (0,) * DURATION_BUCKETS)
+        self._copies: dict[CopyKind, CopyAmount] = {}
+        self._sums: dict[ActivitySum, int] = dict.fromkeys(ACTIVITY_SUMS, 0)
+
+    def add(self, gained: GpuActivity) -> None:
+        for name, amount in gained.kernels.items():
+            self._kernels[name] = _add_amounts(self._kernels.get(name, KernelAmount()), amount)
+        for category, durations in gained.durations.items():
+            have = self._durations.get(category)
+            self._durations[category] = durations if have is None else _add_durations(have, durations)
+        self._queue = _add_durations(self._queue, gained.queue)
+        for kind, copies in gained.copies.items():
+            self._copies[kind] = _add_copies(self._copies.get(kind, _NO_COPIES), copies)
+        for name, value in gained.sums.items():
+            self._sums[name] += value
+        self._now = gained
+
+    def frozen(self) -> JobActivity:
+        return JobActivity(
+            self._now.uuid,
+            self._now.job,
+            self._kernels.copy(),
+            self._durations.copy(),
+            self._queue,
+            self._copies.copy(),
+            self._sums.copy(),
+            self._now,
+        )
+
+
+_NO_COPIES: Final = CopyAmount(0, 0, 0, (0,) * COPY_BUCKETS)
+
+
+def _add_amounts(have: KernelAmount, more: KernelAmount) -> KernelAmount:
+    return KernelAmount(
+        have.executions + more.executions,
+        have.launches + more.launches,
+        have.ns + more.ns,
+        have.deviation_ns2 + more.deviation_ns2,
+    )
+
+
+def _add_durations(have: Durations, more: Durations) -> Durations:
+    return Durations(have.ns + more.ns, _add_each(have.buckets, more.buckets))
+
+
+def _add_copies(have: CopyAmount, more: CopyAmount) -> CopyAmount:
+    return CopyAmount(
+        have.bytes + more.bytes,
+        have.ns + more.ns,
+        have.api_ns + more.api_ns,
+        _add_each(have.buckets, more.buckets),
+    )
+
+
+def _add_each(have: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(one + other for one, other in zip(have, more, strict=True))

@@ -1,0 +1,358 @@
+"""Reads the agents' files every five seconds and says what all kernels of the host did meanwhile.
+
+In a thread of its own: neither a slow directory nor a name that takes long holds up anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, get_args
+
+from gpu_hpc_exporter import config
+from gpu_hpc_exporter.diagnosis.kernels import name_within, signature
+from gpu_hpc_exporter.jobs.attribution import UNPLACED, pod_row, row_name
+from gpu_hpc_exporter.model import (
+    AGENT_STATES,
+    NS,
+    RECORD_RESULTS,
+    AgentState,
+    Event,
+    GpuJobs,
+    Inventory,
+    Job,
+    JobsInForce,
+    KernelReport,
+    RecordResult,
+    Sink,
+    State,
+    StateChange,
+)
+from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, Placement
+from gpu_hpc_exporter.samplers.kernel_ledger import KernelLedger, LyingError
+from gpu_hpc_exporter.sources.kernels.demangle import Demangler
+from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles, Reading
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 5.0
+_MAX_SHARE: Final = 0.02
+_LONGEST_PERIOD_S: Final = 10.0
+"""Well below the age at which a report is no longer served."""
+_JOIN_S: Final = 0.3
+_NAMING_S: Final = 0.1
+"""How long one look goes on finding names; kernels whose names come later lose nothing."""
+_PATIENCE_NS: Final = 15 * NS
+"""How long a process may take to appear in the driver's list before its own word counts."""
+_TWIN_NS: Final = 30 * NS
+"""How long a second file of one process is waited for to become the only one, as after exec."""
+_SILENT_NS: Final = 30 * NS
+
+
+class Owners(Protocol):
+    """Whose the processes are that files tell of; safe to ask from this thread."""
+
+    @property
+    def can_tell(self) -> bool: ...
+
+    def job_of_agent(self, claim: AgentClaim) -> Placement | None: ...
+
+    def declared_job(self, claim: AgentClaim) -> Job: ...
+
+
+@dataclass(slots=True)
+class _Owner:
+    """What is known of whose a file is.
+
+    placed: by its process, which stays true when that has ended. is_own_word: by nothing but what it says of itself, on
+    a host where no process can be looked up.
+    """
+
+    first_ns: int
+    claim: AgentClaim
+    job: Job | None = None
+    placed: Placement | None = None
+    is_own_word: bool = False
+    twin_ns: int | None = None
+    records: tuple[int, int, int, int] | None = None
+
+
+class KernelSampler:
+    """Feeds a sink with reports until stopped; a sink itself, which learns of GPUs and jobs in passing."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        settings: config.Agent,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._settings = settings
+        self._in_use: config.Agent | None = None
+        self._owners: Callable[[], Owners] | None = None
+        self._gpus: dict[str, str] = {}
+        self._jobs: JobsInForce | None = None
+        self._told: tuple[State, str] | None = None
+        self._demangler = Demangler(_signature)
+        self._known: dict[tuple[str, int], _Owner] = {}
+        self._rejected: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kernels", daemon=True)
+
+    def use_owners(self, owners: Callable[[], Owners]) -> None:
+        """Ask these, as they are at each look, whose processes are."""
+        self._owners = owners
+
+    def put(self, event: Event) -> None:
+        """Pass an event on; take note of GPUs and jobs."""
+        self._sink.put(event)
+        if isinstance(event, JobsInForce):
+            self._jobs = event
+        elif isinstance(event, Inventory):
+            self._gpus = {_hex(gpu.uuid): gpu.uuid for gpu in event.gpus}
+
+    def start(self) -> None:
+        """Begin in the background."""
+        self._thread.start()
+
+    def apply(self, settings: config.Agent) -> None:
+        """Go on with other settings from the next look on."""
+        with self._lock:
+            self._settings = settings
+
+    def stop(self) -> bool:
+        """End; False where the thread is stuck in what it reads."""
+        self._stop.set()
+        if self._thread.ident is None:
+            self._demangler.close()
+            return True
+        self._thread.join(_JOIN_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        try:
+            while not self._stop.wait(wait_s):
+                began_s = time.thread_time()
+                try:
+                    self.tick()
+                except Exception:
+                    log.exception("what kernels did cannot be told")
+                    self._in_use = None  # begin anew: counters go on from where they are
+                    self._tell("failed", "internal_error")
+                wait_s = wait_after(time.thread_time() - began_s)
+        finally:
+            self._demangler.close()
+
+    def tick(self) -> None:
+        """Look once."""
+        with self._lock:
+            settings = self._settings
+        if settings != self._in_use:
+            self._begin(settings)
+        look = _Look(self._clock(), time.time_ns(), time.monotonic() + _NAMING_S)
+        try:
+            for file, reading in self._files.scan():
+                self._take(look, file, reading)
+        except OSError as error:
+            self._tell(*_condition(error, settings.directory))
+            return
+        self._ledger.keep_only(look.files)
+        self._known = {key: owner for key, owner in self._known.items() if key in look.files}
+        self._demangler.rest()
+        self._tell("active", "")
+        self._sink.put(
+            KernelReport(
+                look.now_ns,
+                self._ledger.report(look.now_ns, self._is_in_force),
+                {state: look.states[state] for state in AGENT_STATES},
+                tuple(sorted(look.reasons)),
+                look.overhead_ratio,
+                {result: look.records[result] for result in RECORD_RESULTS},
+                self._newly_rejected(),
+            )
+        )
+
+    def _newly_rejected(self) -> dict[str, int]:
+        before, self._rejected = self._rejected, dict(self._files.rejected)
+        return {reason: count - before.get(reason, 0) for reason, count in self._rejected.items()}
+
+    def _begin(self, settings: config.Agent) -> None:
+        if self._in_use is None or settings.directory != self._in_use.directory:
+            self._files = AgentFiles(Path(settings.directory), lambda: self._clock() / NS)
+            self._ledger = KernelLedger(settings.top_k)
+            self._known = {}
+            self._rejected = {}
+        self._ledger.top_k = settings.top_k
+        self._in_use = settings
+
+    def _take(self, look: _Look, file: AgentFile, reading: Reading | None) -> None:
+        owner = self._known.get(file.key)
+        if owner is None:
+            claim = AgentClaim(file.pid, file.start_ticks, file.uid, file.environment)
+            owner = self._known[file.key] = _Owner(look.now_ns, claim)
+        try:
+            is_known = self._identify(owner, file, look)
+        except ForeignFileError:
+            self._reject(file, "foreign_owner")
+            return
+        if self._is_twin(owner, file, look):
+            return
+        look.files.add(file.key)
+        if file.died_s is not None:
+            self._ledger.stop_latest(file)
+        if reading is not None and (not is_known or owner.job is None):
+            file.rewind()
+        elif reading is not None and not self._add(look, owner, file, reading):
+            return
+        look.count(owner, file)
+
+    def _add(self, look: _Look, owner: _Owner, file: AgentFile, reading: Reading) -> bool:
+        """Add what a file has gained to its owner's account; whether it may be true."""
+        try:
+            self._ledger.take(
+                file,
+                reading,
+                lambda uuid: self._place(uuid, owner),
+                lambda name: self._name(name, file.uid, look),
+                look.now_ns,
+            )
+        except LyingError:
+            self._reject(file, "lying")
+            look.files.discard(file.key)
+            return False
+        return True
+
+    def _identify(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
+        """Whether it is known whose the file is, as well as it ever will be for now. Raises ForeignFileError."""
+        if self._owners is None:
+            return False
+        owners = self._owners()
+        placed = owners.job_of_agent(owner.claim)
+        if placed is not None:
+            owner.placed, owner.job = placed, placed.job
+            return True
+        if owner.placed is not None:
+            return True
+        waits = owners.can_tell and file.died_s is None and look.now_ns - owner.first_ns < _PATIENCE_NS
+        if not waits and (owner.job is None or file.died_s is None):
+            owner.job = owners.declared_job(owner.claim)
+            owner.is_own_word = not owners.can_tell
+        return owner.job is not None
+
+    def _is_twin(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
+        """Whether another living file is about the same process: one process, one file."""
+        if file.died_s is not None:
+            return False
+        claim = owner.claim
+        process = ("", owner.placed.pid, 0) if owner.placed else (str(claim.uid), claim.pid, claim.start_ticks)
+        if process not in look.processes:
+            look.processes.add(process)
+            owner.twin_ns = None
+            return False
+        owner.twin_ns = look.now_ns if owner.twin_ns is None else owner.twin_ns
+        look.files.add(file.key)
+        if look.now_ns - owner.twin_ns >= _TWIN_NS:
+            self._reject(file, "duplicate")
+        else:
+            file.rewind()
+        return True
+
+    def _reject(self, file: AgentFile, reason: str) -> None:
+        file.reject(reason)
+        self._ledger.forget(file)
+
+    def _place(self, uuid: str, owner: _Owner) -> tuple[str, str] | None:
+        known = self._gpus.get(uuid)
+        if known is None:
+            return None
+        rows = self._rows(known)
+        pod = pod_row(owner.claim.environment, rows) if owner.is_own_word else ""
+        return known, pod or row_name(owner.job or UNPLACED, rows)
+
+    def _name(self, name: bytes, uid: int, look: _Look) -> str | None:
+        known = self._demangler.known(name)
+        if known is None and time.monotonic() < look.naming_until:
+            known = self._demangler.ask(name, uid)
+        return known
+
+    def _rows(self, uuid: str) -> GpuJobs | None:
+        return self._jobs.gpus.get(uuid) if self._jobs is not None else None
+
+    def _is_in_force(self, uuid: str, job: str) -> bool:
+        rows = self._rows(uuid)
+        return rows is not None and any(row.job.job == job for row in rows.jobs)
+
+    def _tell(self, state: State, reason: str) -> None:
+        if self._told == (state, reason):
+            return
+        self._told = (state, reason)
+        self._sink.put(StateChange(self._clock(), "kernels", "", state, reason))
+        if state != "active":
+            level = logging.INFO if state == "unsupported" else logging.WARNING
+            log.log(level, "kernel agents' files are %s: %s", state, reason)
+
+
+class _Look:
+    """One look at all files, and what was counted in it."""
+
+    def __init__(self, now_ns: int, wall_ns: int, naming_until: float) -> None:
+        self.now_ns = now_ns
+        self.wall_ns = wall_ns
+        self.naming_until = naming_until
+        self.files: set[tuple[str, int]] = set()
+        self.processes: set[tuple[str, int, int]] = set()
+        self.states: Counter[AgentState] = Counter()
+        self.reasons: set[str] = set()
+        self.overhead_ratio: float | None = None
+        self.records: Counter[RecordResult] = Counter()
+
+    def count(self, owner: _Owner, file: AgentFile) -> None:
+        """What this file's agent says of itself."""
+        status = file.status
+        if status is None:
+            return
+        before = owner.records or (status.records if file.is_old else (0, 0, 0, 0))
+        for result, now, was in zip(RECORD_RESULTS, status.records, before, strict=True):
+            self.records[result] += max(0, now - was)
+        owner.records = status.records
+        if file.died_s is not None:
+            return
+        state: AgentState = next((known for known in get_args(AgentState) if known == status.state), "off")
+        reason = status.reason
+        if self.wall_ns - status.heartbeat_ns > _SILENT_NS:
+            state, reason = "paused", "no_heartbeat"
+        self.states[state] += 1
+        if reason:
+            self.reasons.add(reason)
+        if state in {"tracing", "waiting"}:
+            self.overhead_ratio = max(self.overhead_ratio or 0.0, status.overhead_ratio)
+
+
+def wait_after(cost_s: float) -> float:
+    """Seconds until the next look after one that took so much CPU time: 2 % of a core, if that can be."""
+    return min(max(PERIOD_S, cost_s / _MAX_SHARE), _LONGEST_PERIOD_S)
+
+
+def _signature(mangled: str, demangled: str) -> str:
+    return signature(demangled or name_within(mangled))
+
+
+def _hex(uuid: str) -> str:
+    """`GPU-01234567-89ab-…` as 32 digits."""
+    return uuid.partition("-")[2].replace("-", "").lower()
+
+
+def _condition(error: OSError, directory: str) -> tuple[State, str]:
+    if isinstance(error, FileNotFoundError):
+        return "unsupported", f"{directory} is not there: no kernel agent can leave its file"
+    if isinstance(error, PermissionError):
+        return "no_permission", f"{directory} cannot be read"
+    return "failed", f"{directory}: {error.strerror}"

@@ -1,0 +1,1 @@
+"""What the kernel agents in processes tell: one file a process, each of which may be anybody's making."""

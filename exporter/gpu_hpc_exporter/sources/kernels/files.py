@@ -1,0 +1,407 @@
+"""The directory of the agents' files, read so that no file, whoever made it, costs more than itself.
+
+Anybody may create files there. So: each is opened without following links and without waiting, must be regular, have
+one name, and be exactly as large and laid out as this version's; nothing in it is an offset that is followed unchecked;
+it is read with pread, never mapped, since its owner may shorten it at any time. What does not fit is counted by
+reason, told in the log once, and not opened again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import stat
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from gpu_hpc_exporter.sources.kernels import layout
+
+log = logging.getLogger(__name__)
+
+MAX_ENTRIES: Final = 4096
+"""Names in the directory that one scan looks at."""
+MAX_FILES: Final = 1024
+MAX_FILES_OF_USER: Final = 256
+MAX_KERNELS_OF_USER: Final = 300_000
+"""Slots in use in all files of a user: each costs the reader about 300 bytes."""
+MAX_STRINGS_OF_USER: Final = 64 << 20
+"""Bytes of names in all files of a user; they are kept until they are demangled."""
+KEPT_DEAD_S: Final = 60.0
+"""A file stays so long after its process has ended, for whoever else reads it."""
+REASONS: Final = (
+    *("unreadable", "symlink", "not_regular", "linked", "unknown_magic", "unknown_version", "wrong_size"),
+    *("wrong_layout", "too_many", "duplicate", "foreign_owner", "lying", "torn"),
+)
+"""Why files are rejected; `torn` ones may become readable again."""
+
+_NAME: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.shm", re.ASCII)
+_UNFINISHED: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.tmp", re.ASCII)
+_OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_ATTEMPTS: Final = 4
+_RETRIES: Final = 64
+"""Second attempts in one scan, all files together."""
+_RETRY_S: Final = 0.0005
+_TORN_SCANS: Final = 3
+_MAX_LOGGED: Final = 20
+_MAX_UNLINKED: Final = 64
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+_HEARTBEAT_S: Final = 5.0
+_MAX_VARIABLES: Final = 64
+
+
+class RejectedError(Exception):
+    """A file that cannot be an honest agent's; the text is one of REASONS."""
+
+
+@dataclass(slots=True)
+class Status:
+    """The changing part of a header; times by CLOCK_REALTIME."""
+
+    heartbeat_ns: int
+    state: str
+    reason: str
+    overhead_ratio: float
+    records: tuple[int, int, int, int]
+    """Kept, dropped, invalid, unmatched."""
+    windows: int
+    period_s: float
+    kernels: int
+    strings: int
+
+
+@dataclass(slots=True)
+class AgentFile:
+    """One process's file. is_old: it was there at the first scan. kernels, strings: slots and bytes of names read.
+
+    must_read: its kernels are wanted though no new window has come. died_s: when its process was seen to be gone.
+    """
+
+    name: str
+    inode: int
+    uid: int
+    pid: int
+    start_ticks: int
+    is_old: bool
+    environment: dict[str, str]
+    status: Status | None = None
+    windows: int = -1
+    kernels: int = 0
+    strings: int = 0
+    must_read: bool = False
+    died_s: float | None = None
+    torn: int = 0
+    rejected: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from another file that gets its name later."""
+        return self.name, self.inode
+
+    def rewind(self) -> None:
+        """Read all of it again next time."""
+        self.windows, self.kernels, self.strings = -1, 0, 0
+
+    def reject(self, reason: str) -> None:
+        """Read it no more."""
+        self.rejected = reason
+
+    def is_beating(self, now_ns: int) -> bool:
+        """Whether its agent's thread has run in the last seconds."""
+        return self.status is not None and now_ns - self.status.heartbeat_ns < _HEARTBEAT_S * 1e9
+
+
+@dataclass(slots=True)
+class Reading:
+    """A consistent copy of a file's counters: rows of its kernels, and of those that have no name, one a device.
+
+    names: device and mangled name of each slot that is new; devices: index, UUID in hex and counters of those in use.
+    """
+
+    devices: list[tuple[int, str, tuple[int, ...]]]
+    table: bytes
+    overflow: bytes
+    names: list[tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class _Scan:
+    """One look at the directory."""
+
+    descriptor: int
+    now_s: float
+    retries: int = _RETRIES
+    by_user: Counter[int] = field(default_factory=Counter)
+    kernels: Counter[int] = field(default_factory=Counter)
+    strings: Counter[int] = field(default_factory=Counter)
+
+    def grow(self, file: AgentFile, status: Status) -> None:
+        """Count what is new of a file. Raises RejectedError where its user has too much."""
+        self.kernels[file.uid] += max(0, status.kernels - file.kernels)
+        self.strings[file.uid] += max(0, status.strings - file.strings)
+        if self.kernels[file.uid] > MAX_KERNELS_OF_USER or self.strings[file.uid] > MAX_STRINGS_OF_USER:
+            raise RejectedError("too_many")
+
+
+class AgentFiles:
+    """The files of one directory and what was rejected. Belongs to one thread."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._files: dict[str, AgentFile] = {}
+        self._refused: dict[str, int] = {}
+        self._logged = 0
+        self._is_first = True
+        self.rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
+        """Files so far by reason."""
+
+    def scan(self) -> Iterator[tuple[AgentFile, Reading | None]]:
+        """Every file that there is, with its counters where a window has been published since they were last read.
+
+        Raises OSError where the directory cannot be read. A file that the reader rejects is left out from then on.
+        """
+        with _open_folder(self._directory) as folder:
+            scan = _Scan(folder, self._clock())
+            present = self._present(scan)
+            self._files = {name: file for name, file in self._files.items() if present.get(name) == file.inode}
+            self._refused = {name: inode for name, inode in self._refused.items() if present.get(name) == inode}
+            for file in self._files.values():
+                scan.by_user[file.uid] += 1
+                scan.kernels[file.uid] += file.kernels
+                scan.strings[file.uid] += file.strings
+            is_first, self._is_first = self._is_first, False
+            for name, inode in present.items():
+                if name in self._refused:
+                    continue
+                try:
+                    file, reading = self._look(scan, name, self._files.get(name), is_first=is_first)
+                except RejectedError as problem:
+                    self._refuse(name, inode, str(problem), scan)
+                    continue
+                except FileNotFoundError:  # it has just gone
+                    continue
+                yield file, reading
+                if file.rejected:
+                    self._refuse(name, inode, file.rejected, scan)
+                elif file.died_s is not None and scan.now_s - file.died_s >= KEPT_DEAD_S:
+                    self._remove(scan, file)
+
+    def _present(self, scan: _Scan) -> dict[str, int]:
+        """Inodes by name, known files first, so that new ones cannot push them out; old leftovers are removed."""
+        names: dict[str, int] = {}
+        leftovers: list[str] = []
+        with os.scandir(scan.descriptor) as entries:
+            for entry in islice(entries, MAX_ENTRIES):
+                if _NAME.fullmatch(entry.name):
+                    names[entry.name] = entry.inode()
+                elif _UNFINISHED.fullmatch(entry.name):
+                    leftovers.append(entry.name)
+        for name in leftovers[:_MAX_UNLINKED]:
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=scan.descriptor, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > KEPT_DEAD_S:
+                    os.unlink(name, dir_fd=scan.descriptor)
+        known = {name: names[name] for name in self._files if name in names}
+        return known | names
+
+    def _look(
+        self, scan: _Scan, name: str, file: AgentFile | None, *, is_first: bool
+    ) -> tuple[AgentFile, Reading | None]:
+        try:
+            descriptor = os.open(name, _OPEN, dir_fd=scan.descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            is_link = stat.S_ISLNK(os.stat(name, dir_fd=scan.descriptor, follow_symlinks=False).st_mode)
+            raise RejectedError("symlink" if is_link else "unreadable") from error
+        try:
+            status = os.fstat(descriptor)
+            if file is None:
+                file = self._accept(scan, name, descriptor, status, is_first=is_first)
+            elif status.st_size != layout.FILE_SIZE:
+                raise RejectedError("wrong_size")
+            elif status.st_uid != file.uid:
+                raise RejectedError("foreign_owner")
+            # First whether it has ended, then the last that it wrote.
+            is_free = _is_free(descriptor)
+            reading = self._read(scan, file, descriptor) if file.died_s is None else None
+            if is_free and file.died_s is None and not file.is_beating(time.time_ns()):
+                file.died_s = scan.now_s
+            return file, reading
+        except OSError as error:
+            raise RejectedError("unreadable") from error
+        finally:
+            os.close(descriptor)
+
+    def _accept(self, scan: _Scan, name: str, descriptor: int, status: os.stat_result, *, is_first: bool) -> AgentFile:
+        """What a new file must be like."""
+        if not stat.S_ISREG(status.st_mode):
+            raise RejectedError("not_regular")
+        if status.st_nlink != 1:
+            raise RejectedError("linked")
+        if len(self._files) >= MAX_FILES or scan.by_user[status.st_uid] >= MAX_FILES_OF_USER:
+            raise RejectedError("too_many")
+        head = os.pread(descriptor, layout.IDENTITY.size, 0)
+        if not layout.MAGIC.startswith(head[: len(layout.MAGIC)]):
+            raise RejectedError("unknown_magic")
+        if len(head) < layout.IDENTITY.size:
+            raise RejectedError("wrong_size")
+        _, version, *fields = layout.IDENTITY.unpack(head)
+        if version != layout.VERSION:
+            raise RejectedError("unknown_version")
+        if status.st_size != layout.FILE_SIZE:
+            raise RejectedError("wrong_size")
+        count = len(layout.SHAPE)
+        if tuple(fields[:count]) != layout.SHAPE:
+            raise RejectedError("wrong_layout")
+        pid, start_ticks, _, _, _ = fields[count:]
+        environment = _environment(os.pread(descriptor, layout.MAX_ENVIRONMENT, layout.ENVIRONMENT_OFFSET))
+        file = AgentFile(name, status.st_ino, status.st_uid, pid, start_ticks, is_first, environment)
+        scan.by_user[file.uid] += 1
+        self._files[name] = file
+        return file
+
+    def _read(self, scan: _Scan, file: AgentFile, descriptor: int) -> Reading | None:
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                if scan.retries <= 0:
+                    break
+                scan.retries -= 1
+                time.sleep(_RETRY_S)
+            head = os.pread(descriptor, layout.HEAD_SIZE, 0)
+            if len(head) < layout.HEAD_SIZE:
+                raise RejectedError("wrong_size")
+            (sequence,) = layout.SEQUENCE.unpack_from(head, layout.SEQUENCE_OFFSET)
+            if sequence % 2:
+                continue
+            status = _parse_status(head)
+            is_new = status.windows != file.windows or file.must_read
+            if is_new:
+                scan.grow(file, status)
+            reading = _copy(descriptor, file, status) if is_new else None
+            if os.pread(descriptor, layout.SEQUENCE.size, layout.SEQUENCE_OFFSET) != layout.SEQUENCE.pack(sequence):
+                continue
+            file.torn = 0
+            file.status, file.windows, file.must_read = status, status.windows, False
+            if reading is not None:
+                file.kernels, file.strings = status.kernels, status.strings
+            return reading
+        file.torn += 1
+        if file.torn == _TORN_SCANS:
+            self._count(file.name, "torn", file.uid)
+        return None
+
+    def _refuse(self, name: str, inode: int, reason: str, scan: _Scan) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            scan.by_user[file.uid] -= 1
+        self._refused[name] = inode
+        self._count(name, reason, file.uid if file is not None else None)
+
+    def _count(self, name: str, reason: str, uid: int | None) -> None:
+        self.rejected[reason] += 1
+        self._logged += 1
+        if self._logged <= _MAX_LOGGED:
+            owner = f" of user {uid}" if uid is not None else ""
+            more = "; others will only be counted" if self._logged == _MAX_LOGGED else ""
+            log.warning("agent file %s%s is rejected: %s%s", self._directory / name, owner, reason, more)
+
+    def _remove(self, scan: _Scan, file: AgentFile) -> None:
+        """Delete the file of a process that has ended, if the name is still its own."""
+        with suppress(OSError):
+            if os.stat(file.name, dir_fd=scan.descriptor, follow_symlinks=False).st_ino == file.inode:
+                os.unlink(file.name, dir_fd=scan.descriptor)
+
+
+@contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether nobody holds the lock that an agent has while its process lives."""
+    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted)
+    return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
+
+
+def _parse_status(head: bytes) -> Status:
+    """Raises RejectedError where a count is beyond its place."""
+    values = layout.STATUS.unpack_from(head, layout.STATUS_OFFSET)
+    heartbeat_ns, state, reason = values[:3]
+    overhead = values[9]
+    records = values[14:18]
+    windows, period_s = values[19], values[23]
+    kernels, strings = values[26:28]
+    if kernels > layout.KERNELS or strings > layout.STRINGS or max(records) >= 1 << 60 or windows >= 1 << 60:
+        raise RejectedError("lying")
+    return Status(
+        heartbeat_ns,
+        layout.STATES[state] if state < len(layout.STATES) else "off",
+        layout.REASONS[reason] if reason < len(layout.REASONS) else "unknown",
+        overhead if 0 <= overhead <= 1 else 0.0,
+        records,
+        windows,
+        period_s if 0 < period_s <= _MAX_PERIOD_S else _MAX_PERIOD_S,
+        kernels,
+        strings,
+    )
+
+
+_MAX_PERIOD_S: Final = 600.0
+
+
+def _copy(descriptor: int, file: AgentFile, status: Status) -> Reading:
+    """All counters, and the names of new slots. Raises RejectedError for a shortened file or an impossible name."""
+    table = _exactly(descriptor, status.kernels * layout.KERNEL_SIZE, layout.KERNEL_OFFSET)
+    overflow = _exactly(descriptor, layout.DEVICES * layout.KERNEL_SIZE, layout.OVERFLOW_OFFSET)
+    devices = []
+    for index, row in enumerate(
+        layout.DEVICE.iter_unpack(_exactly(descriptor, layout.DEVICES * layout.DEVICE_SIZE, layout.DEVICE_OFFSET))
+    ):
+        if row[1]:
+            devices.append((index, row[0].hex(), row[3:]))
+    return Reading(devices, table, overflow, _names(descriptor, file.kernels, table, status))
+
+
+def _names(descriptor: int, known: int, table: bytes, status: Status) -> list[tuple[int, bytes]]:
+    if status.kernels <= known:
+        return []
+    strings = _exactly(descriptor, status.strings, layout.STRINGS_OFFSET)
+    names = []
+    for slot in range(known, status.kernels):
+        device, offset, size = layout.KEY.unpack_from(table, slot * layout.KERNEL_SIZE)
+        if device >= layout.DEVICES or size > layout.MAX_NAME or offset + size > status.strings:
+            raise RejectedError("lying")
+        names.append((device, strings[offset : offset + size]))
+    return names
+
+
+def _exactly(descriptor: int, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) < size:
+        raise RejectedError("wrong_size")
+    return data
+
+
+def _environment(data: bytes) -> dict[str, str]:
+    """Variables of the snapshot, as the process's own word; the first of a name counts."""
+    found: dict[str, str] = {}
+    for item in data.split(b"\0")[:_MAX_VARIABLES]:
+        name, equals, value = item.partition(b"=")
+        if name and equals:
+            found.setdefault(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+    return found

@@ -1,0 +1,361 @@
+"""The agents' directory, with honest files and those of somebody who means harm."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_files import AgentWriter
+from gpu_hpc_exporter.sources.kernels import files as files_module
+from gpu_hpc_exporter.sources.kernels import layout
+from gpu_hpc_exporter.sources.kernels.files import KEPT_DEAD_S, AgentFile, AgentFiles, Reading
+from unit.objects import G0
+
+
+class Folder:
+    """A directory and its reader, at a time that the test sets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now_s = 100.0
+        self.files = AgentFiles(path, lambda: self.now_s)
+
+    def scan(self) -> list[tuple[AgentFile, Reading | None]]:
+        """All that one look finds."""
+        return list(self.files.scan())
+
+    def writer(self, pid: int = 101, name: str = "") -> AgentWriter:
+        """An honest file with one kernel and one window."""
+        writer = AgentWriter(self.path, pid, uuids=(G0.uuid,), environment={"RANK": "3", "X": "a=b"}, name=name)
+        writer.kernel(b"gemm").run(writer.next_window(), 10, 5000, 2000)
+        writer.publish()
+        return writer
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Why files were rejected."""
+        return {reason: count for reason, count in self.files.rejected.items() if count}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """An empty one."""
+    return Folder(tmp_path)
+
+
+def test_an_honest_file(folder: Folder) -> None:
+    """What it says comes once for each published window, names once; status always."""
+    writer = folder.writer()
+    ((file, reading),) = folder.scan()
+    assert (file.pid, file.start_ticks, file.uid, file.is_old) == (101, 100, os.getuid(), True)
+    assert file.environment == {"RANK": "3", "X": "a=b"}
+    assert reading is not None
+    assert reading.names == [(0, b"gemm")]
+    ((index, uuid, counters),) = reading.devices
+    assert (index, uuid, counters[layout.D_TRACED]) == (0, G0.uuid[4:].replace("-", ""), 10**9)
+    writer.state = "tracing"
+    writer.beat()
+    ((file, reading),) = folder.scan()
+    assert reading is None
+    assert file.status is not None
+    assert file.status.state == "tracing"
+    writer.kernel(b"relu").run(writer.next_window(), 1, 1)
+    writer.publish()
+    ((_, reading),) = folder.scan()
+    assert reading is not None
+    assert reading.names == [(0, b"relu")]
+    assert len(reading.table) == 2 * layout.KERNEL_SIZE
+    assert folder.rejected == {}
+
+
+def test_later_files_are_new(folder: Folder) -> None:
+    """Only those of the first look were counted by somebody before."""
+    folder.scan()
+    folder.writer()
+    ((file, _),) = folder.scan()
+    assert not file.is_old
+
+
+def put_magic(folder: Folder) -> None:
+    folder.writer().write(0, b"NOTANAGT")
+
+
+def put_version(folder: Folder) -> None:
+    folder.writer().write(8, struct.pack("<I", 2))
+
+
+def put_layout(folder: Folder) -> None:
+    folder.writer().write(24, struct.pack("<I", 1 << 31))
+
+
+def put_truncated(folder: Folder) -> None:
+    os.truncate(folder.writer().path, 50)
+
+
+def put_empty(folder: Folder) -> None:
+    (folder.path / "1-1-a.shm").touch()
+
+
+def put_giant(folder: Folder) -> None:
+    os.truncate(folder.writer().path, 1 << 40)
+
+
+def put_symlink(folder: Folder) -> None:
+    (folder.path / "1-1-a.shm").symlink_to("/etc/passwd")
+
+
+def put_dangling(folder: Folder) -> None:
+    (folder.path / "1-1-a.shm").symlink_to("/nonexistent")
+
+
+def put_fifo(folder: Folder) -> None:
+    os.mkfifo(folder.path / "1-1-a.shm")
+
+
+def put_directory(folder: Folder) -> None:
+    (folder.path / "1-1-a.shm").mkdir()
+
+
+def put_hard_link(folder: Folder) -> None:
+    os.link(folder.writer().path, folder.path / "elsewhere")
+
+
+def put_kernels(folder: Folder) -> None:
+    writer = folder.writer()
+    writer.write(layout.STATUS_OFFSET + layout.STATUS.size - 20, struct.pack("<I", layout.KERNELS + 1))
+
+
+def put_name_beyond(folder: Folder) -> None:
+    folder.writer().write(layout.KERNEL_OFFSET + 4, struct.pack("<I", 0xFFFFFFF0))
+
+
+def put_long_name(folder: Folder) -> None:
+    folder.writer().write(layout.KERNEL_OFFSET + 8, struct.pack("<I", 0xFFFFFFFF))
+
+
+def put_device(folder: Folder) -> None:
+    folder.writer().write(layout.KERNEL_OFFSET, struct.pack("<I", 16))
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (put_magic, "unknown_magic"),
+        (put_version, "unknown_version"),
+        (put_layout, "wrong_layout"),
+        (put_truncated, "wrong_size"),
+        (put_empty, "wrong_size"),
+        (put_giant, "wrong_size"),
+        (put_symlink, "symlink"),
+        (put_dangling, "symlink"),
+        (put_fifo, "not_regular"),
+        (put_directory, "not_regular"),
+        (put_hard_link, "linked"),
+        (put_kernels, "lying"),
+        (put_name_beyond, "lying"),
+        (put_long_name, "lying"),
+        (put_device, "lying"),
+    ],
+)
+def test_hostile_files(folder: Folder, caplog: pytest.LogCaptureFixture, put: object, reason: str) -> None:
+    """Counted and named once, by reason; an honest file beside them is read."""
+    assert callable(put)
+    put(folder)
+    honest = folder.writer(555)
+    for _ in range(3):
+        assert [file.name for file, _ in folder.scan()] == [honest.path.name]
+    assert folder.rejected == {reason: 1}
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [reason]
+
+
+def test_a_file_that_is_not_ours_to_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EACCES, which root never meets."""
+    path = folder.writer().path
+    opened = os.open
+
+    def refuse(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if name == path.name:
+            raise PermissionError(13, "denied")
+        return opened(name, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert folder.scan() == []
+    assert folder.rejected == {"unreadable": 1}
+
+
+def test_a_file_that_is_shortened_later(folder: Folder) -> None:
+    """No SIGBUS, since nothing is mapped; rejected, and accepted anew only as another file."""
+    writer = folder.writer()
+    folder.scan()
+    os.truncate(writer.path, 100)
+    assert folder.scan() == []
+    os.truncate(writer.path, layout.FILE_SIZE)
+    assert folder.scan() == []
+    assert folder.rejected == {"wrong_size": 1}
+    writer.path.unlink()
+    other = folder.writer(name=writer.path.name)
+    assert [file.inode for file, _ in folder.scan()] == [other.path.stat().st_ino]
+
+
+def test_names_that_are_no_agents(folder: Folder) -> None:
+    """Neither opened nor counted nor removed: the directory may be somebody's home."""
+    for name in ("notes.txt", "a-b-c.shm", "1-2-3.shm.bak", "settings", "1-2-x" + "y" * 40 + ".shm"):
+        (folder.path / name).touch()
+        os.utime(folder.path / name, (0, 0))
+    assert folder.scan() == []
+    assert folder.rejected == {}
+    assert len(list(folder.path.iterdir())) == 5
+
+
+def test_a_torn_file(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that stays odd is waited for a bounded time, told once, and forgiven."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    writer = folder.writer()
+    folder.scan()
+    writer.kernel(b"relu").run(writer.next_window(), 1, 1)
+    writer.begin()
+    for _ in range(5):
+        ((file, reading),) = folder.scan()
+        assert reading is None
+        assert file.kernels == 1
+    assert folder.rejected == {"torn": 1}
+    assert len(slept) == 15
+    writer.publish()
+    ((_, reading),) = folder.scan()
+    assert reading is not None
+    assert reading.names == [(0, b"relu")]
+
+
+def test_many_torn_files_share_their_attempts(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many files somebody leaves torn, one look waits 64 times half a millisecond."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for pid in range(200):
+        folder.writer(pid).begin()
+    folder.scan()
+    assert len(slept) == 64
+
+
+def test_a_process_that_ends(folder: Folder) -> None:
+    """Its last window is read; the file goes a minute later, and only that file."""
+    writer, other = folder.writer(), folder.writer(102)
+    folder.scan()
+    writer.kernel(b"gemm").run(writer.next_window(), 1, 1)
+    writer.end()
+    found = {file.pid: (file, reading) for file, reading in folder.scan()}
+    file, reading = found[101]
+    assert reading is not None
+    assert file.died_s == 100
+    assert found[102][0].died_s is None
+    folder.now_s += KEPT_DEAD_S - 1
+    assert {file.pid for file, _ in folder.scan()} == {101, 102}
+    assert writer.path.exists()
+    folder.now_s += 1
+    folder.scan()
+    assert not writer.path.exists()
+    assert other.path.exists()
+    assert {file.pid for file, _ in folder.scan()} == {102}
+
+
+def test_a_name_that_has_become_anothers_is_not_removed(folder: Folder) -> None:
+    """The file of a process that lives, under the name of one that has ended."""
+    writer = folder.writer()
+    writer.end()
+    folder.scan()
+    folder.now_s += KEPT_DEAD_S
+    scan = folder.files.scan()
+    next(scan)
+    writer.path.rename(folder.path / "9-9-a.shm")
+    other = folder.writer(name=writer.path.name)
+    assert [file.inode for file, _ in scan] == []
+    assert other.path.exists()
+
+
+def test_leftovers_of_agents_that_never_began(folder: Folder) -> None:
+    """Old ones go, a young one may still become a file."""
+    old, young = folder.path / "1-2-ab.tmp", folder.path / "1-3-ab.tmp"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (0, time.time() - 2 * KEPT_DEAD_S))
+    folder.scan()
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_user_has_so_many_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were there first stay; one that goes makes room for another."""
+    monkeypatch.setattr(files_module, "MAX_FILES_OF_USER", 3)
+    first = [folder.writer(pid) for pid in (1, 2, 3)]
+    folder.scan()
+    folder.writer(4, name="0-0-first.shm")
+    assert sorted(file.pid for file, _ in folder.scan()) == [1, 2, 3]
+    assert folder.rejected == {"too_many": 1}
+    first[0].path.unlink()
+    folder.writer(5)
+    assert sorted(file.pid for file, _ in folder.scan()) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("limit", ["MAX_KERNELS_OF_USER", "MAX_STRINGS_OF_USER"])
+def test_a_user_has_so_much_in_files(folder: Folder, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Memory is bounded: the file that goes beyond is left out, those before it stay."""
+    monkeypatch.setattr(files_module, limit, 25)
+    writers = [folder.writer(pid) for pid in (1, 2, 3)]
+    assert len(folder.scan()) == 3
+    for number in range(24):
+        writers[1].kernel(b"%d" % number).run(writers[1].next_window(), 1, 1)
+    writers[1].publish()
+    assert sorted(file.pid for file, _ in folder.scan()) == [1, 3]
+    assert folder.rejected == {"too_many": 1}
+
+
+def test_a_directory_full_of_names(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look ends after so many, and known files are looked at first."""
+    monkeypatch.setattr(files_module, "MAX_ENTRIES", 50)
+    for number in range(100):
+        (folder.path / f"{number}-1-a.shm").touch()
+    folder.scan()
+    assert sum(folder.files.rejected.values()) == 50
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    """The caller's to tell."""
+    with pytest.raises(FileNotFoundError):
+        list(AgentFiles(tmp_path / "none").scan())
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentWriter]:
+    """One file for all examples."""
+    path = tmp_path_factory.mktemp("damaged")
+    writer = AgentWriter(path, uuids=(G0.uuid,))
+    for name in (b"a", b"b" * 4000, b"_ZN1fE"):
+        writer.kernel(name).run(writer.next_window(), 3, 100)
+    writer.publish()
+    yield writer
+    writer.end()
+
+
+@given(st.integers(0, layout.STRINGS_OFFSET + 9000), st.binary(min_size=1, max_size=64))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_bytes_anywhere(damaged: AgentWriter, place: int, data: bytes) -> None:
+    """Whatever stands in a file, reading it ends, and either gives names within bounds or rejects it."""
+    reader = AgentFiles(damaged.path.parent)
+    damaged.write(place, data)
+    try:
+        for _ in range(2):
+            for _, reading in reader.scan():
+                assert reading is None or all(len(name) <= layout.MAX_NAME for _, name in reading.names)
+    finally:
+        damaged.write(0, bytes(layout.STATUS_OFFSET))
+        damaged.write(
+            0,
+            layout.IDENTITY.pack(layout.MAGIC, layout.VERSION, *layout.SHAPE, 1, 1, 0, 0, 0),
+        )
+        damaged.publish()
