@@ -32,6 +32,7 @@ from gpu_hpc_exporter.config import (
 )
 from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, Source
 from gpu_hpc_exporter.identify import add_identify, run_identify
+from gpu_hpc_exporter.launch import add_run, run_program
 from gpu_hpc_exporter.logs import configure_logging
 from gpu_hpc_exporter.samplers.job_parts import JobParts
 from gpu_hpc_exporter.samplers.kernels import KernelSampler
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if flags.command == "identify":
             return run_identify(flags)
+        if flags.command == "run":
+            return run_program(flags)
         if flags.command == "record":
             return record(flags)
         if flags.command in _CONTROLS:
@@ -284,6 +287,7 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
 def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
     add_identify(commands)
+    add_run(commands)
     recorder = commands.add_parser(
         "record", help="record this machine's GPUs", description="Record this machine's GPUs, identifiers masked."
     )

@@ -274,6 +274,7 @@ def test_image_has_the_extras_and_the_recording(image: Path) -> None:
     assert (packages / "nvidia/cuda_cupti").is_dir()
     assert (packages / "grpc").is_dir()
     assert list((packages / "gpu_hpc_exporter/recordings").glob("*.jsonl.gz"))
+    assert (packages / "gpu_hpc_exporter/agent/libgpu_hpc_agent.so").is_file()
 
 
 def test_exporter_runs_without_any_privilege(exporter: Exporter) -> None:

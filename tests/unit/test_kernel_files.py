@@ -50,6 +50,18 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+def test_a_directory_that_is_not_there_is_made_where_we_may(tmp_path: Path) -> None:
+    """Anybody may leave a file there and nobody but us list them; files inherit our group. Elsewhere nothing happens."""
+    path = tmp_path / "gpu-hpc-exporter" / "agents"
+    files_module.make_folder(path)
+    assert path.stat().st_mode & 0o7777 == 0o3733
+    path.chmod(0o700)
+    files_module.make_folder(path)
+    assert path.stat().st_mode & 0o7777 == 0o700
+    (tmp_path / "file").touch()
+    files_module.make_folder(tmp_path / "file" / "agents")
+
+
 def test_an_honest_file(folder: Folder) -> None:
     """What it says comes once for each published window, names once; status always."""
     writer = folder.writer()

@@ -36,7 +36,7 @@ from gpu_hpc_exporter.model import (
 from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, Placement
 from gpu_hpc_exporter.samplers.kernel_ledger import KernelLedger, LyingError
 from gpu_hpc_exporter.sources.kernels.demangle import Demangler
-from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles, Reading
+from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles, Reading, make_folder
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,7 @@ class KernelSampler:
 
     def _begin(self, settings: config.Agent) -> None:
         if self._in_use is None or settings.directory != self._in_use.directory:
+            make_folder(Path(settings.directory))
             self._files = AgentFiles(Path(settings.directory), lambda: self._clock() / NS)
             self._ledger = KernelLedger(settings.top_k)
             self._known = {}

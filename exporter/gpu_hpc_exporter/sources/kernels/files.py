@@ -322,6 +322,20 @@ class AgentFiles:
                 os.unlink(file.name, dir_fd=scan.descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make the agents' directory where we may: anybody may leave a file, only we list them, files get our group.
+
+    A parent such as /run/gpu-hpc-exporter is made too. Where we may not, it stays as it is.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir()
+        path.chmod(_FOLDER_MODE)
+
+
+_FOLDER_MODE: Final = 0o3733
+
+
 @contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
