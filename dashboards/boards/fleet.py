@@ -85,12 +85,14 @@ def _gpus() -> Json:
 
 
 def _missing() -> Json:
-    counts = [f'sum(max by(instance) (gpu_hpc_gpus{{{NODES},state="{state}"}}))' for state in ("expected", "visible")]
+    # What GpuHpcGpusMissing compares: what a node has had within 14 days, of nodes that answer.
+    expected = f"max by(instance) (instance:gpus_expected:max14d{{{NODES}}})"
+    visible = f'max by(instance) (gpu_hpc_gpus{{{NODES},state="visible"}})'
     return stat(
         "GPUs missing",
-        "GPUs that their nodes should have and that cannot be read.",
+        "GPUs that their nodes should have, or had within 14 days, and that cannot be read. Only of nodes that answer.",
         "none",
-        latest(" - ".join(counts)),
+        latest(f"sum({expected} - {visible})"),
         thresholds=steps((None, "green"), (1, "red")),
     )
 

@@ -12,6 +12,9 @@ Convention for alerts (any file in alert-rules/ and alert-rules/examples/):
       * on(instance,gpu,uuid) group_left(job,namespace,kind)
       (topk by(instance,gpu,uuid) (1, count_over_time(gpu:owner:info[5m])) > bool 0)
 
+  A fault of the hardware that lasts has no owner in its labels, or it would be another alert for each job; its summary
+  asks for him.
+
 Convention for their tests (promtool files in alert-rules/tests/; each alert-rules/x.yml has a tests/x.yml, and more may
 stand beside it). Each alert has tests whose names begin with the alert's name, a colon and one of four kinds, and that
 assert what the kind says in `alert_rule_test` entries with that alertname:
@@ -29,6 +32,7 @@ takes those that are not listed together with the first, in any order.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -305,6 +309,22 @@ def test_recorded_series_read_raw_series_alone(file: Path) -> None:
         if "record" in rule:
             assert re.fullmatch(SERIES_RECORDED, rule["record"])
             assert ":" not in re.sub(r"\[[^]]*\]", "", bare(rule["expr"])), rule["record"]
+
+
+def test_fleet_dashboard_counts_missing_gpus_as_the_alert_does(tmp_path: Path) -> None:
+    """Its panel says 1 where GpuHpcGpusMissing fires for a GPU that the exporter no longer expects after a restart."""
+    panels = json.loads((RULES.parent / "dashboards/gpu-hpc-fleet.json").read_text(encoding="utf-8"))["panels"]
+    (panel,) = [panel for panel in panels if panel["title"] == "GPUs missing"]
+    (target,) = panel["targets"]
+    asked = {"expr": re.sub(r"\$\w+", ".*", target["expr"]), "exp_samples": [{"labels": "{}", "value": 1}]}
+    whole = load(RULES / "tests" / "memory.yml")
+    (case,) = [test for test in whole["tests"] if "GpuHpcGpusMissing: " in test["name"]]
+    fires = [{**asked, "eval_time": entry["eval_time"]} for entry in case["alert_rule_test"] if entry["exp_alerts"]]
+    assert fires
+    files = [str(RULES / "tests" / name) for name in whole["rule_files"]]
+    file = tmp_path / "panel.yml"
+    file.write_text(yaml.safe_dump({**whole, "rule_files": files, "tests": [{**case, "promql_expr_test": fires}]}))
+    promtool("test", "rules", file)
 
 
 def test_alerts_read_series_that_are_recorded() -> None:

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_a_directory_that_is_not_there_is_made_where_we_may(tmp_path: Path) -> None:
-    """Anybody may leave a file there and nobody but us list them; files inherit our group. Elsewhere nothing happens."""
+    """Anybody may leave a file there, only we list them, files inherit our group. Elsewhere nothing happens."""
     path = tmp_path / "gpu-hpc-exporter" / "agents"
     files_module.make_folder(path)
     assert path.stat().st_mode & 0o7777 == 0o3733
