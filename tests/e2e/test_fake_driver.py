@@ -266,7 +266,8 @@ def test_c05_h10_scrapes_never_reach_the_driver(start: Start) -> None:
         thread.join()
     assert len(statuses) > 50
     assert set(statuses) == {200}
-    assert crowded == pytest.approx(alone, rel=0.2)
+    # Nothing is asked more often; somewhat more seldom where scrapers and exporter fight for two cores.
+    assert 0.6 * alone < crowded < 1.2 * alone
     stats = machine.scenario.stats()
     assert stats.gpm_max_inside == {0: 1, 1: 1}
     assert stats.freed_sample_uses == 0
