@@ -7,6 +7,7 @@ import pytest
 BUNDLE = "tests/bundle/"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a file stay together where several run at a time: they share what it starts. So do the bundle's."""
     for item in items:
