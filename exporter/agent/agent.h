@@ -23,6 +23,25 @@
 
 #define SECOND UINT64_C(1000000000)
 
+/* Programs run in containers with a glibc older than that of our build, in which these functions have a newer version
+ * too: then cuInit would fail there. No function that came after 2.17 is called by its name. */
+#if defined(__GLIBC__) && defined(__x86_64__)
+#define OLDEST_GLIBC(function) __asm__(".symver " #function "," #function "@GLIBC_2.2.5")
+#elif defined(__GLIBC__) && defined(__aarch64__)
+#define OLDEST_GLIBC(function) __asm__(".symver " #function "," #function "@GLIBC_2.17")
+#else
+#define OLDEST_GLIBC(function) static_assert(1, "")
+#endif
+
+/* The number that a text begins with: strtoull and sscanf too have newer versions. */
+static inline uint64_t decimal(const char *text)
+{
+    uint64_t number = 0;
+    for (; *text >= '0' && *text <= '9'; text++)
+        number = number * 10 + (uint64_t)(*text - '0');
+    return number;
+}
+
 /* ---- options ---- */
 
 struct options {
@@ -188,5 +207,7 @@ uint64_t monotonic_ns(void);
 uint64_t realtime_ns(void);
 void wake_agent(void); /* from any thread; leaves errno alone */
 bool stop_wanted(void);
+/* After CUPTI has begun its work: it may have registered handlers for the exit, and ours must run before them. */
+void exit_before_cupti(void);
 
 #endif

@@ -20,10 +20,24 @@ _FLAGS = (
     # It stays where it is loaded, and needs nothing that is found only later.
     *("-Wl,-z,nodelete", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,-s"),
 )
+# Parts of libc since glibc 2.34. Before, the functions that we need were there and nowhere else, and a program that
+# does not use threads itself may not have loaded them.
+_ONCE_APART = ("libpthread.so.0", "libdl.so.2")
 
 
 class CannotBuildError(Exception):
     """There is no agent for this machine; the message says why in one line."""
+
+
+def _once_apart(compiler: str) -> list[str]:
+    """Name the C library's former parts to the linker, those that are here (musl never had any)."""
+    found = []
+    for name in _ONCE_APART:
+        command = [compiler, f"-print-file-name={name}"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - as below
+        path = result.stdout.strip()
+        found += [path] if Path(path).is_absolute() else []
+    return ["-Wl,--no-as-needed", *found, "-Wl,--as-needed"] if found else []
 
 
 def build(output: Path = OUTPUT) -> Path:
@@ -40,7 +54,7 @@ def build(output: Path = OUTPUT) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)  # a running program keeps the old one
     sources = sorted(str(path) for path in SOURCE.glob("*.c"))
-    command = [compiler, *_FLAGS, "-o", str(output), *sources, "-ldl"]
+    command = [compiler, *_FLAGS, "-o", str(output), *sources, *_once_apart(compiler), "-ldl"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the user's compiler
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["it does not say why"])[-1]

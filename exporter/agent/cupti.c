@@ -11,6 +11,9 @@
 
 #include "agent.h"
 
+OLDEST_GLIBC(dlopen);
+OLDEST_GLIBC(dlsym);
+
 /* ---- Functions ---- */
 
 typedef void (*callback)(void *user, int domain, uint32_t id, const void *data);
@@ -173,8 +176,8 @@ static void *beside_runtime(char *runtime)
 {
     const char *suffix = strstr(runtime, ".so.");
     char *slash = strrchr(runtime, '/');
-    unsigned major = 0;
-    if (!slash || !suffix || sscanf(suffix, ".so.%2u", &major) != 1)
+    unsigned major = suffix ? (unsigned)decimal(suffix + 4) : 0;
+    if (!slash || !major || major > 99)
         return NULL;
     *slash = 0; /* the folder stays */
     static const char *const PLACES[] = {
@@ -264,7 +267,7 @@ int cupti_enable(int kind) { return CALL(cupti, cuptiActivityEnable, kind); }
 
 int cupti_disable(int kind) { return CALL(cupti, cuptiActivityDisable, kind); }
 
-int cupti_flush(void) { return CALL(cupti, cuptiActivityFlushAll, 0); }
+int cupti_flush(bool forced) { return CALL(cupti, cuptiActivityFlushAll, forced ? FLUSH_FORCED : 0u); }
 
 int cupti_dropped(uint64_t *records)
 {

@@ -43,6 +43,7 @@ enum {
     MEMCPY_PTOP = 10,
 };
 enum { MEMORY_KIND_PINNED = 2 };   /* CUpti_ActivityMemoryKind */
+enum { FLUSH_FORCED = 1 };         /* CUpti_ActivityFlag */
 enum { ATTRIBUTE_HOST_PINNED = 8 }; /* CUpti_ActivityAttribute: profiling data in pinned host memory */
 
 /* Versions as cuptiGetVersion tells them. */
@@ -105,7 +106,7 @@ int cupti_enable(int kind);
 int cupti_disable(int kind);
 int cupti_only_known_calls(void); /* switches all API functions off but those that api_call_of knows */
 int cupti_all_calls(void);        /* on again: this is for all tools of the process */
-int cupti_flush(void);
+int cupti_flush(bool forced); /* forced: buffers with unfinished records too */
 int cupti_dropped(uint64_t *records); /* since the last call */
 uint64_t cupti_now(void);             /* in the clock of the records, ns */
 /* The next record after `*record` (NULL: the first); anything but CUPTI_OK: there is none. */

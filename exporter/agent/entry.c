@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/auxv.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -18,6 +19,8 @@
 #include "agent.h"
 
 #define EXPORTED __attribute__((visibility("default")))
+OLDEST_GLIBC(pthread_create);
+OLDEST_GLIBC(pthread_sigmask);
 
 static atomic_bool injected, started, stopped, quitting, forked;
 static _Atomic uint32_t wakes; /* a futex word: counts, so that no wake is lost */
@@ -84,7 +87,7 @@ static void after_fork(void)
     file_forked();
 }
 
-/* Registered after libcuda's and mostly after CUPTI's handlers: it runs before these. */
+/* Registered after libcuda's handlers, and again after CUPTI's, which may be loaded later: it runs before these. */
 static void at_exit(void)
 {
     if (atomic_load(&forked))
@@ -92,6 +95,14 @@ static void at_exit(void)
     atomic_store(&quitting, true);
     wake_agent();
     cupti_quit();
+}
+
+/* CUPTI starts in parts; a handler is registered for ever, so that two must do. */
+void exit_before_cupti(void)
+{
+    static int registered;
+    if (registered < 2)
+        registered += atexit(at_exit) == 0;
 }
 
 /* No signal of the program's may land on our thread. The stack is as large as any: CUPTI runs on it, and the program's
@@ -115,7 +126,8 @@ static bool start_thread(void)
 
 static void begin(void)
 {
-    if (atomic_exchange(&started, true) || atomic_load(&forked))
+    /* A program with more rights than its user (setuid) takes no orders from its user's environment. */
+    if (atomic_exchange(&started, true) || atomic_load(&forked) || getauxval(AT_SECURE))
         return;
     options_read();
     if (pthread_atfork(NULL, NULL, after_fork) != 0 || atexit(at_exit) != 0 || !start_thread())

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
+#include <linux/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,15 +42,28 @@ static uint64_t start_ticks(void)
     char *field = strrchr(text, ')');
     for (int i = 2; field && i < 22; i++)
         field = strchr(field + 1, ' ');
-    return field ? strtoull(field, NULL, 10) : 0;
+    return field ? decimal(field + 1) : 0;
 }
 
 static uint32_t chance(void)
 {
     uint32_t number;
-    if (getrandom(&number, sizeof number, GRND_NONBLOCK) != (ssize_t)sizeof number)
+    if (syscall(SYS_getrandom, &number, sizeof number, GRND_NONBLOCK) != (long)sizeof number)
         number = (uint32_t)monotonic_ns();
     return number;
+}
+
+/* glibc has this function since 2.33 only; the kernel's structure is the same. */
+static bool status_of(int fd, struct stat *status) { return syscall(SYS_fstat, fd, status) == 0; }
+
+/* Programs that closed their standard descriptors write to these numbers all the same: not into our file. */
+static int above_standard(int fd)
+{
+    if (fd > STDERR_FILENO)
+        return fd;
+    int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    close(fd);
+    return higher;
 }
 
 /* Never waits; another's lock is impossible on a file that we just made. */
@@ -117,20 +131,24 @@ bool file_create(void)
     int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0640);
     if (fd < 0)
         return false;
-    /* The exporter is of the directory's group, which the file inherits; a strict umask would shut it out. */
+    fd = above_standard(fd);
     struct agent_file *file = NULL;
-    if (fchmod(fd, 0640) == 0 && fstat(fd, &lock_file) == 0 && lock(fd))
+    bool known = status_of(fd, &lock_file);
+    lock_fd = fd; /* before the lock: a child that is forked meanwhile must not hold it */
+    /* The exporter is of the directory's group, which the file inherits; a strict umask would shut it out. */
+    if (known && fchmod(fd, 0640) == 0 && lock(fd))
         file = map_new(fd);
     if (file)
         fill(file, ticks);
     if (!file || rename(name, final) != 0) {
         unlink(name);
-        close(fd);
+        lock_fd = -1;
+        if (fd >= 0)
+            close(fd);
         if (file)
             munmap(file, sizeof *file);
         return false;
     }
-    lock_fd = fd;
     map = file;
     return true;
 }
@@ -190,7 +208,7 @@ void file_forked(void)
     struct stat now;
     int saved = errno;
     int fd = lock_fd;
-    if (fd >= 0 && fstat(fd, &now) == 0 && now.st_dev == lock_file.st_dev && now.st_ino == lock_file.st_ino)
+    if (fd >= 0 && status_of(fd, &now) && now.st_dev == lock_file.st_dev && now.st_ino == lock_file.st_ino)
         close(fd);
     lock_fd = -1;
     map = NULL; /* the child has no such mapping (MADV_DONTFORK) */

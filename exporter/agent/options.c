@@ -27,7 +27,7 @@ static bool number(const char *name, double *value)
         }
     }
     result /= scale;
-    if (!digits || result > 1e15)
+    if (!digits || !(result <= 1e15)) /* nor infinity over infinity */
         return false;
     *value = result;
     return true;

@@ -249,9 +249,11 @@ static void add_counts(struct agent_header *h)
 
 static void add_strings(struct agent_file *file)
 {
-    uint32_t used, known = file->header.strings_used;
+    static uint32_t known; /* not from the file: it is in the hands of others too */
+    uint32_t used;
     const char *strings = kernels_strings(&used);
     memcpy(file->strings + known, strings + known, used - known);
+    known = used;
     file->header.strings_used = used;
     file->header.kernels = kernels_count();
     if (kernels_full())

@@ -48,7 +48,7 @@ static bool has_room(void)
 
 uint32_t unions_add(uint32_t device, enum activity activity, uint64_t start, uint64_t end)
 {
-    if (!has_room()) {
+    if (overflowed || !has_room()) { /* no memory: asked for once a window, not once a record */
         overflowed = true;
         return NO_INTERVAL;
     }

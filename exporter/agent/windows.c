@@ -268,6 +268,7 @@ static uint64_t step_attaching(uint64_t now)
 static int enable_all(void)
 {
     int error = cupti_register(buffers_requested, buffers_completed);
+    exit_before_cupti();
     if (!error && cupti_can_record_calls()) {
         error = cupti_enable(KIND_RUNTIME);
         error = error ? error : cupti_enable(KIND_DRIVER);
@@ -303,7 +304,7 @@ static bool is_clean(uint64_t now)
         stale_waits = 0;
         return true;
     }
-    int error = cupti_flush();
+    int error = cupti_flush(false);
     if (error)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
     else if (++stale_waits > STALE_WAITS)
@@ -329,6 +330,7 @@ static void open_window(uint64_t now)
     }
     window.opened = monotonic_ns();
     window.begin = cupti_now();
+    exit_before_cupti();
     mark.last_time = 0;
     mark.last_at = window.opened;
     mark.due = window.opened + window.length;
@@ -376,7 +378,10 @@ static void note_schedule(double ratio, uint64_t length, uint64_t whole)
 static bool schedule(double cost, uint64_t length)
 {
     double wanted = (double)length * cost / options.budget;
-    period = options.period_ns > length ? options.period_ns : length;
+    /* A window that was made longer for a long queue is traced no larger a share of the time. */
+    double share = (double)options.period_ns * ((double)window.length / (double)options.window_ns);
+    period = share < (double)options.longest_period_ns ? (uint64_t)share : options.longest_period_ns;
+    period = period > length ? period : length;
     if (wanted > (double)period)
         period = wanted < 1e18 ? (uint64_t)wanted : NEVER / 16;
     note_schedule(cost * (double)length / (double)period, length, period);
@@ -464,13 +469,38 @@ static bool flush(uint64_t now, uint64_t *next)
 {
     if (now < *next)
         return true;
-    int error = cupti_flush();
+    int error = cupti_flush(false);
     if (error) {
         give_up(AGENT_REASON_CUPTI_ERROR, error);
         return false;
     }
     *next = now + options.flush_ns;
     return true;
+}
+
+/* The time is up. A call of a function that was switched off meanwhile is a record that stays unfinished for ever, and
+ * keeps its buffer, and those of its thread after it. Forced out, it is recognised as none of ours, and nothing is
+ * missing; but when work is unfinished the window is discarded. Either way the next one need not wait. */
+static void force(uint64_t now)
+{
+    if (!is_free(now)) /* unfinished records would reach the other tool */
+        return;
+    if (ignore_others) { /* it may be at work again */
+        discard_window(now);
+        return;
+    }
+    int error = cupti_flush(true);
+    if (error) {
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+        return;
+    }
+    uint64_t invalid = sums.invalid;
+    bool complete = buffers_are_back(window.epoch);
+    buffers_drain(true);
+    if (complete && sums.invalid == invalid)
+        publish_window();
+    else
+        discard_window(now);
 }
 
 static uint64_t step_draining(uint64_t now)
@@ -482,7 +512,7 @@ static uint64_t step_draining(uint64_t now)
     if (complete)
         publish_window();
     else if (now >= window.deadline)
-        discard_window(now);
+        force(now);
     else
         return least(window.next_flush, window.deadline);
     return now;

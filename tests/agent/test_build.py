@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,8 +39,25 @@ def test_the_script_builds_a_small_library_that_needs_only_libc(tmp_path: Path) 
     dynamic = subprocess.run(["readelf", "-d", str(output)], capture_output=True, text=True, check=True).stdout
     needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line}
     assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    # Where these are parts of their own, nobody else need have loaded them.
+    assert {"libdl.so.2", "libpthread.so.0"} <= needed
     assert "NODELETE" in dynamic
     assert output.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_it_runs_with_an_old_glibc(tmp_path: Path, compiler: str) -> None:
+    """2.17 has all that it needs: on an older one than it needs the driver could not load it, and cuInit would fail."""
+    output = tmp_path / "agent.so"
+    script = [sys.executable, str(AGENT_SOURCE / "build.py"), str(output)]
+    subprocess.run(script, check=True, capture_output=True, env={**os.environ, "CC": compiler})
+    versions = subprocess.run(["readelf", "-VW", str(output)], capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"Name: (\S+)", versions.split("Version needs")[-1]))
+    assert any(name.startswith("GLIBC_2") for name in needed)
+    for name in needed:
+        number = re.fullmatch(r"GLIBC_([0-9.]+)", name)
+        assert number, name
+        assert tuple(map(int, number[1].split("."))) <= (2, 17), name
 
 
 def test_what_is_newer_than_its_sources_is_not_built_again(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_no_cupti(start: Start) -> None:
     agent.do("init", "context 0")
     now = agent.wait(lambda now: now.header.state == State.OFF)
     assert now.state == (State.OFF, Reason.NO_CUPTI)
+    fake_activity.until(lambda: agent.said() != "")
     assert agent.said() == "gpu-hpc-agent: no libcupti found that can be loaded; this process runs on without\n"
     assert_runs_on(agent)
 
@@ -149,6 +150,7 @@ def test_a_failing_call_ends_it(start: Start, name: str, after: int, mode: str) 
         assert (now.header.error_code, now.header.error_call.decode()) == (999, name)
     if name != "cuptiActivityDisable":
         assert agent.kinds() == set()
+    fake_activity.until(lambda: agent.said() != "")  # it speaks after it has written
     assert agent.said() == "gpu-hpc-agent: a call of CUPTI failed; this process runs on without\n"
     assert_runs_on(agent)
 

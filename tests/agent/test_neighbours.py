@@ -65,7 +65,7 @@ def test_it_stays_paused_unless_told_otherwise(start: Start) -> None:
 @pytest.mark.parametrize("keeps_slot", [False, True])
 def test_it_resumes_when_configured(start: Start, *, keeps_slot: bool) -> None:
     """After the given time, though torch.profiler keeps the subscription; the buffers that it got are forgotten."""
-    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.008", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.008", WINDOW_SECONDS="0.5", PERIOD_SECONDS="0.6")
     agent.trace()
     agent.do("kernel ours count=10", "profile", "kernel its count=100")
     agent.wait(lambda now: now.state == PAUSED)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 import fake_activity
 from fake_activity.agent import Start
-from fake_activity.agent_file import State, is_locked, read, wait_for
+from fake_activity.agent_file import Header, State, is_locked, read, wait_for
 
 
 def test_who_it_is(start: Start) -> None:
@@ -207,3 +209,80 @@ def test_no_signal_lands_on_the_agent_s_thread(start: Start) -> None:
     status = dict(line.split(":", 1) for line in (tasks[0] / "status").read_text().splitlines())
     blocked = int(status["SigBlk"], 16)
     assert all(blocked & 1 << (number - 1) for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
+
+
+def test_a_fork_while_the_file_is_made(start: Start) -> None:
+    """Reserving its blocks may take long: the child must not hold the lock then either."""
+    agent = start()
+    agent.do("slow posix_fallocate ms=1000", f"load {agent.programs.cupti}", "init")
+    fake_activity.until(lambda: agent.calls().get("posix_fallocate", 0) > 0)
+    child = int(agent.do("fork wait=1"))
+    try:
+        path = agent.find()
+        assert is_locked(path)
+        assert path.name not in Path(f"/proc/{child}/maps").read_text()
+        agent.process.kill()
+        agent.process.wait()
+        fake_activity.until(lambda: not is_locked(path))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_program_with_more_rights_than_its_user(start: Start) -> None:
+    """Setuid: the environment is not to be trusted, and nothing at all is done."""
+    agent = start()
+    agent.do(f"load {agent.programs.cupti}", "secure", "init", "context 0", "entry gpu_hpc_agent_start")
+    agent.do("kernel a count=10")
+    assert len(list(Path(f"/proc/{agent.pid}/task").iterdir())) == 1
+    assert list(agent.directory.iterdir()) == []
+    assert agent.end() == 0
+    assert agent.said() == ""
+
+
+def test_a_program_without_standard_descriptors(programs: fake_activity.Programs, tmp_path: Path) -> None:
+    """What it writes to stderr all the same does not land in our file."""
+    directory = tmp_path / "agents"
+    directory.mkdir()
+    env = {**os.environ, "CUDA_INJECTION64_PATH": str(programs.agent), "GPU_HPC_AGENT_DIRECTORY": str(directory)}
+    command = ["sh", "-c", 'exec "$0" 2>&-', str(programs.host)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as process:
+        assert process.stdin
+        process.stdin.write("init\n")
+        process.stdin.flush()
+        fake_activity.until(lambda: any(directory.glob("*.shm")))
+        path = next(directory.glob("*.shm"))
+        wait_for(path, lambda now: now.header.magic == b"GPUHPCAG")
+        files = {int(fd.name): fd.readlink() for fd in Path(f"/proc/{process.pid}/fd").iterdir()}
+        assert [fd > 2 for fd, target in files.items() if target == path] == [True]
+        process.stdin.write("exit 0\n")
+        process.stdin.flush()
+        assert process.wait(10) == 0
+
+
+def test_a_changed_file_leads_nowhere(start: Start) -> None:
+    """Others of the same user may write it: what it says is never used as a place."""
+    agent = start(MODE="continuous")
+    agent.trace()
+    agent.do("kernel a")
+    agent.wait(lambda now: "a" in now.kernels())
+    with agent.path.open("r+b") as file:
+        for name in ("strings_used", "kernels", "intervals_total", "windows_published"):
+            os.pwrite(file.fileno(), b"\xfe" * 4, getattr(Header, name).offset)
+    agent.do("kernel b count=10 distinct=10")
+    agent.wait(lambda now: "b_9" in now.kernels())
+    agent.do("entry gpu_hpc_agent_stop", "entry gpu_hpc_agent_start")
+    assert agent.end() == 0
+
+
+def test_without_memory(start: Start) -> None:
+    """RLIMIT_AS: sums without unions, and the program keeps what is left."""
+    agent = start(WINDOW_SECONDS="0.4", PERIOD_SECONDS="0.8")
+    agent.trace()
+    size = int(Path(f"/proc/{agent.pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+    resource.prlimit(agent.pid, resource.RLIMIT_AS, (size + (32 << 20), resource.RLIM_INFINITY))
+    agent.do("kernel a count=1000")
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert now.device().windows_without_union >= 1
+    assert now.device().busy_ns == 0
+    assert now.kernels()["a"].executions == 1000
+    assert agent.end() == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
 
+import fake_activity
 from fake_activity.agent import Agent, Start
 from fake_activity.agent_file import Reason, Snapshot, State
 
@@ -112,11 +114,66 @@ def test_a_window_that_never_becomes_complete_is_discarded(start: Start) -> None
     now = agent.wait(lambda now: now.header.windows_discarded == 1)
     assert not now.kernels()
     assert now.device().traced_ns == 0
-    assert now.header.records_dropped == 50  # those that had come
+    assert now.header.records_dropped == 101  # the calls too, whose buffer was forced out
+    assert now.header.records_invalid == 1  # the endless one's
+    begin = time.monotonic()
     now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert time.monotonic() - begin < 2.4  # a period and a window later: nothing is waited for
     assert not now.kernels()
-    assert now.header.records_dropped == 102
+    assert now.header.records_dropped == 101
     assert now.state[0] in (State.WAITING, State.TRACING)
+
+
+def test_a_call_that_was_switched_off_before_it_returned(start: Start) -> None:
+    """Its record stays unfinished and keeps a thread's buffer; it is none that counts, so that nothing is missing."""
+    agent = start(DRAIN_SECONDS="0.3", **LONG)
+    agent.trace()
+    agent.do("unfinished call", "kernel a count=50", "kernel b count=50 threads=2")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert (now.kernels()["a"].executions, now.kernels()["a"].latency_count) == (50, 50)
+    assert now.kernels()["b"].executions == 100
+    header = now.header
+    assert (header.windows_discarded, header.records_dropped, header.records_invalid) == (0, 0, 0)
+    wait_state(agent, State.TRACING)
+    agent.do("kernel a count=1")
+    assert agent.published().kernels()["a"].executions == 51
+
+
+def test_work_that_is_never_finished(start: Start) -> None:
+    """One lost record costs one window, not the agent."""
+    agent = start(DRAIN_SECONDS="0.1", **LONG)
+    agent.trace()
+    agent.do("unfinished kernel", "kernel lost count=5")
+    now = agent.wait(lambda now: now.header.windows_discarded == 1)
+    assert (now.header.windows_published, now.header.records_invalid) == (0, 1)
+    wait_state(agent, State.TRACING)
+    agent.do("kernel a count=5")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert {name: kernel.executions for name, kernel in now.kernels().items()} == {"a": 5}
+    assert now.header.windows_discarded == 1
+
+
+def test_nothing_is_forced_out_of_a_profiler(start: Start) -> None:
+    """One that began while a window's records were awaited gets them finished (the fake aborts)."""
+    agent = start(DRAIN_SECONDS="0.3", WINDOW_SECONDS="0.1", PERIOD_SECONDS="5")
+    agent.trace()
+    agent.do("unfinished kernel")
+    wait_state(agent, State.WAITING)
+    agent.do("profile")
+    now = wait_state(agent, State.PAUSED)
+    assert now.state == (State.PAUSED, Reason.PROFILER)
+    assert now.header.windows_discarded == 1
+    assert agent.end() == 0
+
+
+def test_nothing_is_forced_out_of_a_tool_that_keeps_the_subscription(start: Start) -> None:
+    """After resuming nobody can tell whether it is at work: the window is discarded as it is (the fake aborts)."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0", DRAIN_SECONDS="0.1", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent.begin("subscribe")
+    wait_state(agent, State.TRACING)
+    agent.do("unfinished kernel")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    assert agent.end() == 0
 
 
 def test_windows_that_are_never_complete_end_it(start: Start) -> None:
@@ -169,6 +226,7 @@ def test_too_dear_at_the_longest_period(start: Start) -> None:
     now = wait_state(agent, State.OFF)
     assert now.state == (State.OFF, Reason.BUDGET)
     assert now.kernels()["a"].executions == 300
+    fake_activity.until(lambda: agent.said() != "")
     assert agent.said() == "gpu-hpc-agent: tracing costs more than its budget; this process runs on without\n"
 
 
@@ -185,7 +243,7 @@ def test_continuous_tracing_has_no_budget_unless_given(start: Start) -> None:
 
 def test_continuous_tracing_steps_down(start: Start) -> None:
     """With a budget it becomes windows after five parts that were too dear."""
-    agent = start(MODE="continuous", LAUNCH_COST_MICROSECONDS="1000", BUDGET="0.9")
+    agent = start(MODE="continuous", LAUNCH_COST_MICROSECONDS="4000", BUDGET="0.9")
     agent.trace()
     agent.send("kernel a count=700 every_us=500")
     now = agent.wait(lambda now: now.state == (State.WAITING, Reason.BUDGET))
@@ -204,6 +262,7 @@ def test_long_queues_need_long_windows(start: Start) -> None:
     wait_state(agent, State.TRACING)
     now = agent.wait(lambda now: now.header.windows_published == 2, seconds=20)
     assert now.header.window_seconds == pytest.approx(4 * 0.262144, rel=0.2)
+    assert now.header.period_seconds == pytest.approx(3 * 4 * 0.262144)  # the pauses too: still a third of the time
 
 
 def test_stop_and_start(start: Start) -> None:
@@ -277,3 +336,15 @@ def test_values_that_are_no_numbers_leave_the_defaults(start: Start) -> None:
     agent.begin()
     header = wait_state(agent, State.TRACING).header
     assert (header.budget, header.launch_cost_us, header.node_cost_us) == (0.01, 4, 0.5)
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 400 + "." + "9" * 400, "9" * 4000, "." * 3, "1e3", "-0", "0x10", " 1", "NaN", "inf"]
+)
+def test_hostile_numbers_leave_the_defaults(start: Start, value: str) -> None:
+    """Infinity over infinity neither: a window of that length would never end."""
+    agent = start(WINDOW_SECONDS=value, LAUNCH_COST_MICROSECONDS=value, NODE_RECORDS=value, PERIOD_SECONDS="2")
+    agent.begin()
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert now.header.window_seconds == pytest.approx(1, rel=0.2)
+    assert now.header.launch_cost_us == 4

@@ -1,6 +1,8 @@
 /* libcupti.so: the functions that the agent may call, and those that it must not. */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "fake_activity.h"
 
@@ -42,10 +44,31 @@ int cuptiUnsubscribe(void *subscriber)
     CALL(engine_unsubscribe());
 }
 
-int cuptiActivityRegisterCallbacks(Requested request, Completed complete) { CALL(return engine_register(request, complete)); }
+/* A CUPTI that was loaded after the agent ends before it, unless the agent takes care; that leaves it time for the
+ * mistake. */
+static void end(void)
+{
+    begin_exit();
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+}
+
+int cuptiActivityRegisterCallbacks(Requested request, Completed complete)
+{
+    static atomic_bool begun;
+    if (!atomic_exchange(&begun, true))
+        atexit(end);
+    CALL(return engine_register(request, complete));
+}
 int cuptiActivityEnable(int kind) { CALL(return engine_enable(kind, true)); }
 int cuptiActivityDisable(int kind) { CALL(return engine_enable(kind, false)); }
-int cuptiActivityFlushAll(uint32_t flag) { CALL(return engine_flush(flag)); }
+int cuptiActivityFlushAll(uint32_t flag)
+{
+    if (flag && tool_is_subscribed()) {
+        fprintf(stderr, "fake_activity: another tool's unfinished records were forced out\n");
+        abort();
+    }
+    CALL(return engine_flush(flag));
+}
 int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t on) { CALL(return engine_api(RUNTIME, id, on)); }
 int cuptiActivityEnableDriverApi(uint32_t id, uint8_t on) { CALL(return engine_api(DRIVER, id, on)); }
 int cuptiGetTimestamp(uint64_t *time) { CALL(*time = (uint64_t)realtime()); }

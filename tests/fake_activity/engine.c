@@ -2,11 +2,14 @@
 #define _GNU_SOURCE
 #include "fake_activity.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,6 +83,30 @@ void slow(const char *function, long ms)
     pthread_mutex_unlock(&lock);
 }
 
+/* The agent's calls of these come here: this library is searched before the C library. */
+static void real(const char *name, void *function)
+{
+    void *found = dlsym(RTLD_NEXT, name);
+    memcpy(function, &found, sizeof found);
+}
+
+unsigned long getauxval(unsigned long type)
+{
+    unsigned long (*getauxval_)(unsigned long);
+    if (type == AT_SECURE && settings.secure)
+        return 1;
+    real("getauxval", &getauxval_);
+    return getauxval_(type);
+}
+
+int posix_fallocate(int fd, off_t offset, off_t size)
+{
+    int (*posix_fallocate_)(int, off_t, off_t);
+    int code = call(__func__);
+    real("posix_fallocate", &posix_fallocate_);
+    return code ? code : posix_fallocate_(fd, offset, size);
+}
+
 void begin_exit(void) { atomic_store(&exiting, true); }
 
 /* ---- Kinds ---- */
@@ -139,6 +166,8 @@ int engine_api(int kind, uint32_t id, bool on)
 
 /* ---- Buffers ---- */
 
+int engine_next(uint8_t *buffer, size_t valid, uint8_t **record);
+
 typedef struct Buffer Buffer;
 struct Buffer { uint8_t *memory; size_t size, used, records; int64_t complete; int lane; bool full; Completed completed; Buffer *next; };
 static Buffer *buffers; /* those that we have got, newest first */
@@ -183,6 +212,20 @@ static Buffer *request(int lane)
     return b;
 }
 
+/* Of the records that are forced out those whose work still runs have no end. */
+static void cut_off(Buffer *b, int64_t now)
+{
+    for (uint8_t *record = NULL; engine_next(b->memory, b->used, &record) == OK;) {
+        uint32_t kind;
+        int64_t end;
+        memcpy(&kind, record, sizeof kind);
+        uint8_t *place = record + (kind == KERNEL || kind == MEMCPY || kind == MEMCPY2 || kind == MEMSET ? 24 : 16);
+        memcpy(&end, place, sizeof end);
+        if (end > now)
+            memset(place, 0, sizeof end);
+    }
+}
+
 /* Takes those out that may go back. */
 static Buffer *take(bool flush, bool forced)
 {
@@ -196,6 +239,8 @@ static Buffer *take(bool flush, bool forced)
             place = &b->next;
             continue;
         }
+        if (b->complete > now)
+            cut_off(b, now);
         *place = b->next;
         b->next = taken;
         taken = b;
@@ -311,6 +356,14 @@ void engine_unsubscribe(void)
     if (!subscribed_by_us)
         misuse("a subscription was given back that was never taken");
     subscribed_by_us = false;
+}
+
+bool tool_is_subscribed(void)
+{
+    pthread_mutex_lock(&lock);
+    bool yes = subscribed_by_tool;
+    pthread_mutex_unlock(&lock);
+    return yes;
 }
 
 void tool_subscribe(bool yes)

@@ -22,6 +22,7 @@ typedef struct {
     bool global_buffers;      /* all threads write into the same buffers; otherwise each has its own */
     atomic_bool stalled;      /* full buffers are not given back */
     bool keeps_empty;         /* flushes give back none without records */
+    bool secure;              /* the program has more rights than its user */
     size_t records_per_buffer; /* 0: as many as fit */
 } Settings;
 extern Settings settings;
@@ -49,6 +50,7 @@ void abandon_buffers(void); /* a fork's child: CUPTI is dead there, but its call
 
 /* The other tool. */
 void tool_subscribe(bool yes);
+bool tool_is_subscribed(void);
 void tool_take_over(void);          /* its callbacks and kinds, as torch.profiler does */
 long tool_let_go(void);             /* disables them; answers how many kernels it got */
 void tool_return_foreign(void);     /* calls the agent's callback with a buffer that the agent never gave */

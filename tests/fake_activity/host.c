@@ -172,6 +172,20 @@ static void launch_graph(char **words, const char *name)
     }
 }
 
+/* unfinished call|kernel: a call of a function that was switched off before it returned, or work without an end. */
+static void launch_unfinished(const char *what)
+{
+    uint8_t record[256] = {0};
+    uint32_t kind = strcmp(what, "call") == 0 ? RUNTIME : KERNEL;
+    if (!kind_on((int)kind))
+        return;
+    put32(record, 0, kind);
+    put32(record, 4, 165); /* cudaDeviceSynchronize */
+    put64(record, kind == KERNEL ? 16 : 8, (uint64_t)realtime());
+    put64(record, 104, (uint64_t)(uintptr_t)what);
+    append(record, record_size(kind), INT64_MAX, 0);
+}
+
 static uint8_t memory_of(const char *name)
 {
     return name && strcmp(name, "pinned") == 0 ? 2 : name && strcmp(name, "pageable") == 0 ? 1 : 3;
@@ -341,6 +355,10 @@ static bool command(char **words)
     char **rest = words + 1;
     if (strstr("kernel graph copy set sync", what))
         do_work(what, rest);
+    else if (strcmp(what, "unfinished") == 0)
+        launch_unfinished(strcmp(argument, "call") == 0 ? "call" : "kernel");
+    else if (strcmp(what, "secure") == 0)
+        settings.secure = true;
     else if (strcmp(what, "version") == 0)
         settings.version = (uint32_t)atoi(argument);
     else if (strcmp(what, "driver") == 0)
