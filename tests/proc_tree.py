@@ -36,6 +36,17 @@ class ProcTree:
         (folder / "cgroup").write_text(cgroup)
         (folder / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in environ.items()))
 
+    def load(self, pid: int, *files: str) -> Path:
+        """Map these files of a process's root, which is made if it has none; the folder that is its root."""
+        folder = self.root / str(pid)
+        (folder / "root").mkdir(exist_ok=True)
+        with (folder / "maps").open("ab") as maps:
+            for number, file in enumerate(files, 1):
+                for flags in ("r--p", "r-xp"):
+                    line = f"7f{number:010x}-7f{number + 1:010x} {flags} 00000000 00:2c {number:<26}{file}\n"
+                    maps.write(line.encode("utf-8", "surrogateescape"))
+        return folder / "root"
+
     def remove(self, *pids: int) -> None:
         """Processes that have ended."""
         for pid in pids:

@@ -369,6 +369,16 @@ JOB_SM = Spec(
     "seconds and when a process begins; says nothing of how hard. Absent where the driver has no new sample.",
     JOB,
 )
+PROCESS_LIBRARY_INFO = Spec(
+    "gpu_hpc_process_library_info",
+    "gauge",
+    "1 for each library that processes of this job on this GPU have loaded, as seen when they began and a minute "
+    "later; several versions are several rows. version is only the first number where neither file nor package tells "
+    "more. Absent where the files of the processes may not be read (same user, or CAP_SYS_PTRACE) and for libraries "
+    "that are linked statically.",
+    (*JOB, "library", "version"),
+    "library: cuda_driver, cudart, cublas, cudnn, nccl, torch",
+)
 MEMORY_UNATTRIBUTED = Spec(
     "gpu_hpc_memory_unattributed_bytes",
     "gauge",
@@ -773,6 +783,7 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         JOB_MEMORY_USED,
         JOB_PROCESSES,
         JOB_SM,
+        PROCESS_LIBRARY_INFO,
         MEMORY_UNATTRIBUTED,
         GPU_PROCESSES,
         JOB_MAP_AGE,

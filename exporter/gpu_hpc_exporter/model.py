@@ -213,14 +213,30 @@ class GpuProcesses:
     processes: tuple[GpuProcess, ...] | None
 
 
+LibraryName = Literal["cuda_driver", "cudart", "cublas", "cudnn", "nccl", "torch"]
+LIBRARY_NAMES: Final[tuple[LibraryName, ...]] = get_args(LibraryName)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Library:
+    """A library that a process has loaded. version: such as 12.4.127, only 12 where no more is known, never ""."""
+
+    name: LibraryName
+    version: str
+
+
 @dataclass(frozen=True, slots=True)
 class JobOnGpu:
-    """A job's part of a GPU; `processes` is 0 where it holds the GPU and runs nothing there."""
+    """A job's part of a GPU; `processes` is 0 where it holds the GPU and runs nothing there.
+
+    libraries: those of its processes there, each once, as far as they are known.
+    """
 
     job: Job
     processes: int = 0
     memory_bytes: int | None = None
     sm_ratio: float | None = None
+    libraries: tuple[Library, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

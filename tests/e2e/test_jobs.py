@@ -118,6 +118,37 @@ def test_two_jobs_share_a_gpu_and_take_turns(run: Run, node: Node) -> None:
     assert samples.one("gpu_hpc_gpu_jobs", **gpu) == 0
 
 
+def test_libraries_of_the_processes(run: Run, node: Node) -> None:
+    """Versions by file names, by a wheel and by NCCL itself, of each job; gone with it. No agent has part in it."""
+    node.proc.add(101, environ={"JOB_NAME": "bert"})
+    node.proc.add(102, environ={"JOB_NAME": "web"})
+    site = "/env/site-packages"
+    root = node.proc.load(
+        101, "/lib/libcuda.so.580.159.04", f"{site}/nvidia/cudnn/lib/libcudnn.so.9", f"{site}/torch/lib/libtorch_cpu.so"
+    )
+    (root / site[1:] / "nvidia_cudnn_cu12-9.1.0.70.dist-info").mkdir(parents=True)
+    (root / site[1:] / "torch-2.5.1+cu124.dist-info").mkdir()
+    node.proc.load(102, "/lib/libcudart.so.12.4.127", "/lib/libcudart.so.11.8.89", '/lib/"}\\012/libnccl.so.2.21.5')
+    both = "process 0 pid 101\nprocess 0 pid 102\n"
+    machine = run(both)
+    expected = {
+        ("bert", "cuda_driver", "580.159.04"),
+        ("bert", "cudnn", "9.1.0.70"),
+        ("bert", "torch", "2.5.1+cu124"),
+        ("web", "cudart", "12.4.127"),
+        ("web", "cudart", "11.8.89"),
+    }
+
+    def rows(samples: Samples) -> set[tuple[str, str, str]]:
+        found = [dict(labels) for labels in samples.all("gpu_hpc_process_library_info", uuid=uuid_of(0), gpu="0")]
+        return {(row["job"], row["library"], row["version"]) for row in found}
+
+    machine.exporter.wait_for(lambda s: rows(s) == expected)
+    machine.scenario.rewrite(TWO_GPUS + "process 0 pid 102\n")
+    samples = machine.exporter.wait_for(lambda s: {job for job, _, _ in rows(s)} == {"web"})
+    assert rows(samples) == {row for row in expected if row[0] == "web"}
+
+
 def test_g07_a_gpu_that_is_held_and_runs_nothing(run: Run, node: Node) -> None:
     """G07: the most wasted GPUs are those whose job has no process there."""
     (node.map / "0").write_text("123\n")

@@ -15,8 +15,18 @@ from exporter_process import Samples, parse
 from gpu_hpc_exporter.collectors.jobs import JobsCollector
 from gpu_hpc_exporter.collectors.windows import WindowsCollector
 from gpu_hpc_exporter.exposition import TEXT, encode
+from gpu_hpc_exporter.jobs.attribution import MAX_LIBRARIES
 from gpu_hpc_exporter.jobs.identity import Settings
-from gpu_hpc_exporter.model import Gpu, GpuProcess, GpuProcesses, Job, JobSource, State, StateChange
+from gpu_hpc_exporter.model import (
+    Gpu,
+    GpuProcess,
+    GpuProcesses,
+    Job,
+    JobSource,
+    Library,
+    State,
+    StateChange,
+)
 from gpu_hpc_exporter.samplers.fleet import Fleet
 from gpu_hpc_exporter.samplers.identities import HostLookups, HostProcesses
 from gpu_hpc_exporter.samplers.jobs import Condition, JobSampler
@@ -35,12 +45,16 @@ class Told:
     def __init__(self) -> None:
         self.jobs: dict[int, Job | None] = {}
         self.held: dict[str, tuple[Job, ...]] = {}
+        self.loaded: dict[int, tuple[Library, ...]] = {}
         self.can_tell = True
         self.how = Condition("procfs", "active", told_ns=0)
         self.gpus: tuple[Gpu, ...] = ()
 
     def jobs_of(self, pids: Collection[int], _: int) -> Mapping[int, Job | None]:
         return {pid: job for pid, job in self.jobs.items() if pid in pids}
+
+    def libraries_of(self, pid: int) -> tuple[Library, ...]:
+        return self.loaded.get(pid, ())
 
     def unknown_cgroups(self) -> Mapping[str, int]:
         return {"root": 3}
@@ -153,6 +167,40 @@ def test_a_process_of_which_proc_does_not_tell_is_a_job_of_its_own(node: Node) -
     samples = node.look()
     assert seeds(samples, G0.uuid) == {""}
     assert samples.one("gpu_hpc_job_info", job="unknown", job_id="", source="") == 1
+
+
+def libraries(samples: Samples, uuid: str) -> set[tuple[str, str, str]]:
+    """Job, library and version of a GPU's rows."""
+    rows = [dict(labels) for labels in samples.all("gpu_hpc_process_library_info", uuid=uuid)]
+    return {(row["job"], row["library"], row["version"]) for row in rows}
+
+
+def test_libraries_of_a_job_are_those_of_its_processes_here(node: Node) -> None:
+    """Each version once, those of another GPU or job are not among them, and all of it goes with the job."""
+    nccl, torch, old = Library("nccl", "2.21.5"), Library("torch", "2.5.1"), Library("nccl", "2.18.3")
+    node.processes.jobs = {1: BERT, 2: BERT, 3: WEB, 4: BERT, 5: None}
+    node.processes.loaded = {1: (nccl, torch), 2: (nccl, old), 3: (torch,), 4: (Library("cudnn", "9"),)}
+    node.list(G0.uuid, 1, 2, 3, 5)
+    node.list(G1.uuid, 4)
+    samples = node.look()
+    bert = {("bert", "nccl", "2.21.5"), ("bert", "nccl", "2.18.3"), ("bert", "torch", "2.5.1")}
+    assert libraries(samples, G0.uuid) == bert | {("web", "torch", "2.5.1")}
+    assert libraries(samples, G1.uuid) == {("bert", "cudnn", "9")}
+    assert set(samples.all("gpu_hpc_process_library_info").values()) == {1}
+    node.list(G0.uuid, 3)
+    assert libraries(node.look(), G0.uuid) == {("web", "torch", "2.5.1")}
+    node.list(G0.uuid)
+    assert not libraries(node.look(), G0.uuid)
+
+
+def test_the_rows_of_libraries_are_bounded(node: Node) -> None:
+    """However many versions the processes of a job have, and however many jobs there are."""
+    node.processes.jobs = {pid: Job(f"job-{pid % 40}") for pid in range(400)}
+    node.processes.loaded = {pid: tuple(Library("torch", f"{pid}.{n}") for n in range(8)) for pid in range(400)}
+    node.list(G0.uuid, *range(400))
+    rows = libraries(node.look(), G0.uuid)
+    assert len(rows) == 16 * MAX_LIBRARIES
+    assert libraries(node.look(), G0.uuid) == rows
 
 
 def test_what_nobody_says_anew_vanishes(node: Node) -> None:

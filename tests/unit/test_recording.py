@@ -27,6 +27,7 @@ from gpu_hpc_exporter.model import (
     COUNT_QUANTITIES,
     CUMULATIVE_READINGS,
     DURATION_BUCKETS,
+    LIBRARY_NAMES,
     QUANTITIES,
     READINGS,
     RECORD_RESULTS,
@@ -52,6 +53,7 @@ from gpu_hpc_exporter.model import (
     KernelAmount,
     KernelReport,
     L2Definition,
+    Library,
     Link,
     Pattern,
     Quantity,
@@ -105,8 +107,12 @@ _MEMORY = st.none() | st.integers(0, 2**40).filter(
 _SHARE = st.none() | st.floats(0, 1)
 _PROCESS = st.builds(GpuProcess, st.integers(1, 2**22), _MEMORY, _SHARE)
 _JOB = st.builds(Job, st.text(min_size=1, max_size=40), _TEXT, st.sampled_from(get_args(JobKind)), *[_TEXT] * 6)
+_LIBRARY = st.builds(Library, st.sampled_from(LIBRARY_NAMES), st.text(min_size=1, max_size=40))
+_LOADED = st.lists(_LIBRARY, max_size=3, unique=True).map(tuple)
 _ROWS = st.lists(
-    st.builds(JobOnGpu, _JOB, st.integers(0, 99), _MEMORY, _SHARE), max_size=3, unique_by=lambda row: row.job.job
+    st.builds(JobOnGpu, _JOB, st.integers(0, 99), _MEMORY, _SHARE, _LOADED),
+    max_size=3,
+    unique_by=lambda row: row.job.job,
 )
 _GPU_JOBS = st.builds(lambda rows, more: GpuJobs(tuple(rows), len(rows) + more), _ROWS, st.integers(0, 99))
 _COUNT = st.integers(0, 2**53)
@@ -230,7 +236,12 @@ EVERYTHING: tuple[Event, ...] = (
     SamplingIncident(2 * NS, G0.uuid, "overflow"),
     DriverError(2 * NS, "timeout"),
     GpuProcesses(2 * NS, G0.uuid, (GpuProcess(4101, 5, 0.5), GpuProcess(4102))),
-    JobsInForce(2 * NS, {G1.uuid: GpuJobs((JobOnGpu(IN_POD, 1, 5, 0.5), JobOnGpu(BATCH)), 3)}, {"root": 1}, TOLD),
+    JobsInForce(
+        2 * NS,
+        {G1.uuid: GpuJobs((JobOnGpu(IN_POD, 1, 5, 0.5, (Library("nccl", "2.21.5"),)), JobOnGpu(BATCH)), 3)},
+        {"root": 1},
+        TOLD,
+    ),
     inventory(G1),
 )
 
@@ -362,6 +373,17 @@ def with_line(line: bytes) -> bytes:
 JOBS = (
     b'{"type":"job","t":1,"gpus":{"G":{"count":2,"jobs":[{"job":{"job":"%s"},"processes":%s},{"job":{"job":"b"}}]}}}\n'
 )
+LIBRARIES = JOBS.replace(
+    b'"processes":%s',
+    b'"libraries":[{"name":"nccl","version":"%s"},{"name":"nccl","version":"%s"}]',
+) % (b"a", b"%s", b"%s")
+MANY_LIBRARIES = (
+    LIBRARIES.replace(
+        b'{"name":"nccl","version":"%s"}]',
+        b",".join(b'{"name":"nccl","version":"%d"}' % number for number in range(64)) + b"]",
+    )
+    % b"x"
+)
 
 BAD_FILES = {
     "empty": (b"", "line 1: "),
@@ -408,6 +430,10 @@ BAD_FILES = {
     ),
     "a job without a name": (with_line(JOBS % (b"", b"0")), "line 4: a GPU's jobs need names"),
     "a job twice": (with_line(JOBS % (b"b", b"0")), "line 4: a GPU's jobs need names"),
+    "a library twice": (with_line(LIBRARIES % (b"1", b"1")), "line 4: a job's libraries need versions"),
+    "a library without a version": (with_line(LIBRARIES % (b"1", b"")), "line 4: a job's libraries need versions"),
+    "an unknown library": (with_line((LIBRARIES % (b"1", b"2")).replace(b"nccl", b"ncc")), "line 4: Invalid enum"),
+    "many libraries": (with_line(MANY_LIBRARIES), "line 4: 65 libraries: expected up to 64"),
     "less than no process": (with_line(JOBS % (b"a", b"-1")), "line 4: processes = -1: negative"),
     "a share above all": (
         with_line(b'{"type":"processes","t":1,"gpu":"G","processes":[{"pid":1,"sm_ratio":1.5}]}\n'),

@@ -38,6 +38,7 @@ class JobsCollector:
         processes = metrics.JOB_PROCESSES.family()
         memory = metrics.JOB_MEMORY_USED.family()
         sm = metrics.JOB_SM.family()
+        libraries = metrics.PROCESS_LIBRARY_INFO.family()
         for uuid, known in _of_readable(snapshot):
             gpu = (snapshot.label(uuid), uuid)
             jobs.add(known.count, *gpu)
@@ -47,7 +48,9 @@ class JobsCollector:
                     memory.add(row.memory_bytes, *gpu, row.job.job)
                 if row.sm_ratio is not None:
                     sm.add(row.sm_ratio, *gpu, row.job.job)
-        yield from (jobs, processes, memory, sm)
+                for library in row.libraries:
+                    libraries.add(1, *gpu, row.job.job, library.name, library.version)
+        yield from (jobs, processes, memory, sm, libraries)
 
     @staticmethod
     def _processes(snapshot: FleetSnapshot) -> Iterator[Family]:

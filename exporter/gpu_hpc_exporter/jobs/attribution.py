@@ -12,6 +12,8 @@ from gpu_hpc_exporter.text import bounded
 
 MAX_ROWS: Final = 16
 """Jobs of one GPU that have a row of their own; the smallest of more are one row."""
+MAX_LIBRARIES: Final = 12
+"""Most libraries of a job on one GPU that are told, each version of one counted."""
 OTHER: Final = "other"
 UNPLACED: Final = Job("unknown")
 """Whose the processes are that run and of which /proc does not tell: without a row, another job would seem alone."""
@@ -144,6 +146,7 @@ def _summed(job: Job, shares: Sequence[JobOnGpu]) -> JobOnGpu:
         sum(memory) if memory and len(memory) == len(running) else None,
         # Clients of MPS run at the same time: then shares of time do not add up, and are no share of anything.
         min(sum(ratios), 1.0) if ratios and sum(ratios) <= _MOST_RATIO else None,
+        tuple(sorted({library for share in running for library in share.libraries})[:MAX_LIBRARIES]),
     )
 
 

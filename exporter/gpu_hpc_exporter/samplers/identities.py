@@ -11,8 +11,9 @@ from typing import Final, Protocol
 from gpu_hpc_exporter.jobs.attribution import UNPLACED
 from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
-from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job
+from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job, Library
 from gpu_hpc_exporter.samplers.jobs import Condition
+from gpu_hpc_exporter.samplers.libraries import LibrarySampler
 from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
 from gpu_hpc_exporter.sources.kubernetes.pod_folders import PodFolders
 from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
@@ -149,6 +150,12 @@ class HostProcesses:
         self._root = root
         self._placed: Mapping[int, tuple[Evidence, Job]] = {}
         self._own_pids: dict[tuple[int, int], int] = {}
+        self._libraries: LibrarySampler | None = None
+        self._loaded: Mapping[int, tuple[Library, ...]] = {}
+
+    def use_libraries(self, libraries: LibrarySampler) -> None:
+        """Let it look at what the processes have loaded."""
+        self._libraries = libraries
 
     @property
     def can_tell(self) -> bool:
@@ -169,7 +176,13 @@ class HostProcesses:
         jobs |= dict.fromkeys(missing & self._missing)
         self._missing = missing
         self._placed = {pid: (evidence[pid], job) for pid, job in jobs.items() if job is not None and pid in evidence}
+        if self._libraries is not None:
+            self._loaded = self._libraries.refresh({p: one.start_ticks for p, (one, _) in self._placed.items()})
         return jobs
+
+    def libraries_of(self, pid: int) -> tuple[Library, ...]:
+        """What a process has loaded, as far as that has been looked at."""
+        return self._loaded.get(pid, ())
 
     def job_of_agent(self, claim: AgentClaim) -> Placement | None:
         """The job of the process on a GPU that an agent's file is about; None where no such process is known.

@@ -16,6 +16,7 @@ from gpu_hpc_exporter.jobs.rules import RuleError, compile_rules
 from gpu_hpc_exporter.model import Sink, State
 from gpu_hpc_exporter.samplers.identities import HostLookups, HostProcesses, KubernetesHolders, SlurmHolders
 from gpu_hpc_exporter.samplers.jobs import Holders, JobSampler
+from gpu_hpc_exporter.samplers.libraries import LibrarySampler
 from gpu_hpc_exporter.sources.kubernetes.settings import settings_of
 from gpu_hpc_exporter.sources.kubernetes.source import KubernetesSource
 from gpu_hpc_exporter.sources.kubernetes.view import Part
@@ -48,6 +49,7 @@ class JobParts:
         self._environ = environ
         self._view = pid_view(procfs)
         self._jobs = jobs
+        self._libraries = LibrarySampler(procfs)
         self._sources, self.processes, holders = self._build(jobs)
         self.sampler = JobSampler(sink, self.processes, holders, clock)
 
@@ -57,6 +59,7 @@ class JobParts:
         kubernetes = _kubernetes(jobs.kubernetes, self._environ)
         lookups = HostLookups(kubernetes, slurm)
         processes = HostProcesses(settings, lookups, self._procfs, self._view, self._clock)
+        processes.use_libraries(self._libraries)
         if kubernetes is None:
             return (slurm,), processes, (SlurmHolders(slurm),)
         pods = KubernetesHolders(kubernetes, lookups, settings, self._procfs)
@@ -66,6 +69,7 @@ class JobParts:
         """Begin in the background."""
         for source in self._sources:
             source.start()
+        self._libraries.start()
         self.sampler.start()
 
     def apply(self, jobs: config.Jobs) -> None:
@@ -83,10 +87,10 @@ class JobParts:
 
     def stop(self) -> bool:
         """End; False where a thread is stuck in what it reads."""
-        ended = self.sampler.stop()
+        ended = [self.sampler.stop(), self._libraries.stop()]
         for source in self._sources:
             source.stop()
-        return ended
+        return all(ended)
 
 
 def identity_settings(jobs: config.Jobs, procfs: Path = PROC) -> Settings:

@@ -25,6 +25,7 @@ from gpu_hpc_exporter.model import (
     JobOnGpu,
     JobsInForce,
     JobSource,
+    Library,
     Sink,
     State,
     StateChange,
@@ -60,6 +61,9 @@ class Processes(Protocol):
 
         Who started after `listed_ns` is not who the driver listed.
         """
+
+    def libraries_of(self, pid: int) -> tuple[Library, ...]:
+        """What a process that has a job has loaded, as far as that is known by now."""
 
     def unknown_cgroups(self) -> Mapping[str, int]:
         """Processes so far whose control group has a form that tells no job, by that form."""
@@ -156,11 +160,11 @@ class JobSampler:
         if gpus != told:
             for one in holders:
                 one.use_gpus(gpus)
-        jobs = _jobs_by_pid(processes, newest.values()) if processes.can_tell else None
+        known_processes = _known_processes(processes, newest.values()) if processes.can_tell else None
         known: dict[str, GpuJobs] = {}
         for gpu in gpus:
             listed = newest.get(gpu.uuid)
-            running = _running(listed.processes if listed is not None else None, jobs)
+            running = _running(listed.processes if listed is not None else None, known_processes)
             holding = [job for one in holders for job in one.holders_of(gpu.uuid)]
             if running is not None or holding:
                 known[gpu.uuid] = attribute(running or (), holding)
@@ -181,16 +185,20 @@ class JobSampler:
             log.log(level, "%s is %s: %s", condition.source, condition.state, condition.reason)
 
 
-def _jobs_by_pid(processes: Processes, lists: Collection[GpuProcesses]) -> dict[int, Job]:
+def _known_processes(processes: Processes, lists: Collection[GpuProcesses]) -> dict[int, JobOnGpu]:
+    """What is known of each process, but for what the driver tells, by pid."""
     pids = {process.pid for listed in lists for process in listed.processes or ()}
     oldest_ns = min((listed.time_ns for listed in lists), default=0)
     jobs = processes.jobs_of(pids, oldest_ns)
-    return {pid: UNPLACED if job is None else job for pid, job in jobs.items()}
+    return {
+        pid: JobOnGpu(UNPLACED if job is None else job, 1, libraries=processes.libraries_of(pid))
+        for pid, job in jobs.items()
+    }
 
 
-def _running(processes: tuple[GpuProcess, ...] | None, jobs: Mapping[int, Job] | None) -> list[JobOnGpu] | None:
+def _running(processes: tuple[GpuProcess, ...] | None, known: Mapping[int, JobOnGpu] | None) -> list[JobOnGpu] | None:
     """A GPU's processes by job; None where nobody can tell. A process that has ended meanwhile is nobody's."""
-    if processes is None or jobs is None:
+    if processes is None or known is None:
         return None
-    placed = (process for process in processes if process.pid in jobs)
-    return [JobOnGpu(jobs[process.pid], 1, process.memory_bytes, process.sm_ratio) for process in placed]
+    placed = ((process, known[process.pid]) for process in processes if process.pid in known)
+    return [JobOnGpu(one.job, 1, p.memory_bytes, p.sm_ratio, one.libraries) for p, one in placed]

@@ -353,6 +353,12 @@ def _parse_stat(data: bytes) -> _Stat | None:
     return _Stat(_text(name), _text(fields[0]), int(fields[_START_FIELD]))
 
 
+def start_ticks_of(folder: int) -> int | None:
+    """When the process of an open folder of /proc started, as in Evidence. Raises OSError."""
+    stat = _parse_stat(_read(folder, "stat", _MAX_STAT))
+    return stat.start_ticks if stat is not None else None
+
+
 _START_FIELD: Final = 19
 """`starttime`, counted from the state."""
 

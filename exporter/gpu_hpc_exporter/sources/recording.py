@@ -58,6 +58,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 MAX_WINDOW_S: Final = 60
 MAX_TEXT: Final = 400
 _MAX_JOBS: Final = 4096
+_MAX_LIBRARIES: Final = 64
 MAX_PROCESSES: Final = 65_536
 MAX_ACTIVITIES: Final = 256
 _MAX_KERNELS: Final = 64
@@ -288,6 +289,10 @@ def _decode_jobs(line: JobLine, time_ns: int) -> JobsInForce:
             _check_share(row.memory_bytes, row.sm_ratio)
             if row.processes < 0:
                 raise msgspec.ValidationError(f"processes = {row.processes}: negative")
+            if len(set(row.libraries)) < len(row.libraries) or not all(one.version for one in row.libraries):
+                raise msgspec.ValidationError("a job's libraries need versions, each another one")
+            if len(row.libraries) > _MAX_LIBRARIES:
+                raise msgspec.ValidationError(f"{len(row.libraries)} libraries: expected up to {_MAX_LIBRARIES}")
     told = {source: time_ns - round(age * NS) for source, age in line.age.items()}
     return JobsInForce(time_ns, line.gpus, {}, told)
 
