@@ -148,12 +148,12 @@ def test_hostile_files_beside_an_honest_one(run: Run, node: Node) -> None:
 def test_a_directory_that_is_not_there_is_no_alarm(run: Run, node: Node) -> None:
     """A host without agents: the source is unsupported, with the reason; a reload names another directory."""
     config = node.config.read_text()
-    node.config.write_text(config.replace(str(node.agents), "/nonexistent/agents"))
+    node.config.write_text(config.replace(str(node.agents), "/proc/agents/here"))
     machine = run("")
     samples = machine.exporter.scrape()
     assert state(samples, "kernels") == "unsupported"
     (reason,) = [dict(row)["reason"] for row in samples.all("gpu_hpc_source_state_info", source="kernels")]
-    assert reason.startswith("/nonexistent/agents is not there")
+    assert reason.startswith("/proc/agents/here is not there")
     assert not samples.all("gpu_hpc_agents")
     assert not [line for line in machine.log_lines("warning", "error") if "agent" in line["msg"]]
     node.config.write_text(config)

@@ -491,12 +491,13 @@ def test_how_the_agents_are(node: Node) -> None:
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """No alarm, a reason, and no figure; when it comes, all begins."""
-    path = tmp_path / "agents"
+    parent = tmp_path / "not" / "there"  # further away than what the exporter makes itself
+    path = parent / "agents"
     node = Node(path, G0)
     samples = node.scrape()
     assert samples.one("gpu_hpc_source_state", source="kernels", state="unsupported") == 1
     assert not samples.all("gpu_hpc_agents")
-    path.mkdir()
+    path.mkdir(parents=True)
     samples = node.look()
     assert samples.one("gpu_hpc_source_state", source="kernels", state="active") == 1
     assert samples.one("gpu_hpc_agents", state="tracing") == 0
