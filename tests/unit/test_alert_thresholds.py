@@ -13,11 +13,13 @@ from typing import Final
 import pytest
 import yaml
 
+from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.collectors.health import CRITICAL_XIDS
 from gpu_hpc_exporter.diagnosis import thresholds as th
 
 RULES: Final = Path(__file__).parents[2] / "alert-rules"
-FILES: Final = (RULES / "bottleneck.yml", RULES / "jobs.yml")
+KERNELS: Final = RULES / "kernels.yml"
+FILES: Final = (RULES / "bottleneck.yml", RULES / "jobs.yml", KERNELS)
 Comparison = tuple[str, str, str]
 """Alert less its prefix, series, operator."""
 
@@ -31,6 +33,9 @@ SM_ACTIVE: Final = "gpu:sm_active:ratio_rate5m"
 SM_ACTIVE_30M: Final = "gpu:sm_active:ratio_rate30m"
 OBSERVED: Final = "gpu:observed:ratio_rate5m"
 OBSERVED_30M: Final = "gpu:observed:ratio_rate30m"
+COPIES: Final = 'gpu:host_copies:rate10m{direction="h2d"}'
+TRACED: Final = "gpu:kernel_traced:rate10m"
+FIGURES_OF_GPUS: Final = ("gpu:bottleneck", "gpu:sm", "gpu:nvml", "gpu:starved", "gpu:busy")
 
 SHARED: Final[dict[Comparison, float]] = {
     ("DramSaturatedSmIdle", SM, "<"): th.L2_THRASH_SM,
@@ -46,6 +51,9 @@ SHARED: Final[dict[Comparison, float]] = {
     ("CollectiveHung", SM_ACTIVE, "<"): th.STARVED_SM_ACTIVE,
     ("CollectiveHung", DRAM, "<"): th.IDLE_SHARE,
     ("CollectiveHung", LINKS, ">="): th.IDLE_SHARE,
+    ("SmallCopyStorm", SM_ACTIVE, "<"): th.STARVED_SM_ACTIVE,
+    ("LaunchBound", SM_ACTIVE, "<"): th.STARVED_SM_ACTIVE,
+    ("LaunchQueueing", SM_ACTIVE, "<"): th.STARVED_SM_ACTIVE,
 }
 OWN: Final[set[Comparison]] = {
     ("DramSaturatedSmIdle", DRAM, ">"),
@@ -71,14 +79,38 @@ OWN: Final[set[Comparison]] = {
     ("CollectiveHung", OBSERVED, ">"),
     ("CollectiveHung", "gpu:nvml_utilization:avg5m", "<"),
     ("CollectiveHung", 'gpu:owner:info{job!=""}', ">="),
+    ("SmallCopyStorm", COPIES, ">"),
+    ("SmallCopyStorm", 'gpu:host_copy_bytes:rate10m{direction="h2d"}', "<"),
+    ("SmallCopyStorm", COPIES, ">="),
+    ("SmallCopyStorm", OBSERVED, ">"),
+    ("SmallCopyStorm", TRACED, ">"),
+    ("PageableCopies", 'gpu:host_copy_bytes:rate10m{memory="pageable"}', ">"),
+    ("PageableCopies", TRACED, ">"),
+    ("LaunchBound", "gpu:kernel_many_short:ratio_rate10m", ">"),
+    ("LaunchBound", OBSERVED, ">"),
+    ("LaunchBound", TRACED, ">"),
+    ("LaunchQueueing", "gpu:kernel_queue_seconds:mean10m", ">"),
+    ("LaunchQueueing", OBSERVED, ">"),
+    ("LaunchQueueing", TRACED, ">"),
+    ("SyncStorm", "gpu:host_wait:rate10m", ">"),
+    ("SyncStorm", SM_ACTIVE, "<"),
+    ("SyncStorm", OBSERVED, ">"),
+    ("SyncStorm", TRACED, ">"),
+    ("KernelJitter", "gpu:kernel_jittery:ratio_rate10m", ">"),
+    ("KernelJitter", TRACED, ">"),
+    ("CommunicationExposed", "gpu:communication_exposed:ratio_rate10m", ">"),
+    ("CommunicationExposed", TRACED, ">"),
 }
+
+
+_COMPARED: Final = r"(gpu:\w+:\w+(?:{[^}]*})?)|([<>=!]=?)\s*([\d.]+(?:e\d+)?)"
 
 
 def comparisons(expression: str) -> dict[tuple[str, str], float]:
     """Numbers that an expression compares with, by the last series before them and the operator."""
     found: dict[tuple[str, str], float] = {}
     series = ""
-    for name, operator, number in re.findall(r"(gpu:\w+:\w+(?:{[^}]*})?)|([<>=!]=?)\s*([\d.]+)", expression):
+    for name, operator, number in re.findall(_COMPARED, expression):
         if name:
             series = name
         else:
@@ -87,12 +119,17 @@ def comparisons(expression: str) -> dict[tuple[str, str], float]:
     return found
 
 
-THRESHOLDS: Final = {
-    (rule["alert"].removeprefix("GpuHpc"), *comparison): value
+ALERTS: Final = {
+    rule["alert"].removeprefix("GpuHpc"): (file, rule["expr"])
     for file in FILES
     for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
-    for comparison, value in comparisons(rule["expr"]).items()
+}
+FILE_OF: Final = {name: file for name, (file, _) in ALERTS.items()}
+THRESHOLDS: Final = {
+    (name, *comparison): value
+    for name, (_, expression) in ALERTS.items()
+    for comparison, value in comparisons(expression).items()
 }
 
 
@@ -115,9 +152,27 @@ def test_own_thresholds_fit_those_of_the_diagnosis() -> None:
 
 
 def test_most_of_the_time_must_have_been_measured() -> None:
-    """Every alert of these files asks for it, over the range of its own figure."""
+    """Every alert that reads a GPU's figures asks for it, over the range of its own figure."""
     asked = {name: value for (name, series, _), value in THRESHOLDS.items() if series.startswith("gpu:observed:")}
-    assert asked == dict.fromkeys({name for name, *_ in THRESHOLDS}, 0.5)
+    of_gpus = {name for name, series, _ in THRESHOLDS if series.startswith(FIGURES_OF_GPUS)}
+    assert asked == dict.fromkeys(of_gpus, 0.5)
+
+
+def test_alerts_of_jobs_kernels_ask_whether_an_agent_looked() -> None:
+    """In both halves of the 10 minutes: that series is absent otherwise."""
+    asked = {name: value for (name, series, _), value in THRESHOLDS.items() if series == TRACED}
+    alerts = {name for name, file in FILE_OF.items() if file == KERNELS} - {"AgentPaused"}
+    assert asked == dict.fromkeys(alerts, 0)
+
+
+def test_reasons_of_paused_agents_are_errors_with_a_line_in_the_runbook() -> None:
+    """Or the alert says that they are none; the exporter's list of reasons is the measure."""
+    known = set(re.findall(r"\w+", metrics.AGENT_PAUSE_INFO.values.removeprefix("reason: ")))
+    (wanted,) = re.findall(r'reason!~"([\w|]+)"', KERNELS.read_text(encoding="utf-8"))
+    no_errors = {"no_context", "profiler", "configured", "stopped", "budget"}
+    assert set(wanted.split("|")) == no_errors < known
+    runbook = (RULES / "runbooks" / "GpuHpcAgentPaused.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", runbook, flags=re.MULTILINE)) == known - no_errors
 
 
 def test_critical_xids_are_those_of_which_the_exporter_serves_zeros() -> None:
