@@ -89,7 +89,7 @@ def run_machine(directory: Path, library: Path, text: str, *flags: str) -> Itera
     scenario = Scenario(directory, library, textwrap.dedent(text))
     if not any(flag.startswith("--config.file") for flag in flags):
         config = directory / "nvml-only.yaml"
-        config.write_text("pm_sampling: {mode: off}\nagent: {directory: /none/agents}\n", encoding="utf-8")
+        config.write_text("pm_sampling: {mode: off}\nagent: {directory: /proc/none/agents}\n", encoding="utf-8")
         flags = (*flags, f"--config.file={config}")
     with run_exporter(directory, "--log.format=json", *flags, env=scenario.env) as exporter:
         yield Machine(scenario, exporter)
