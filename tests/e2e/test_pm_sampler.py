@@ -112,7 +112,10 @@ def helpers() -> list[int]:
     """Pids of this process's helpers that have not ended."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        children = ""
+        with suppress(ProcessLookupError, FileNotFoundError):  # a thread that ends leaves its children to another one
+            children = (task / "children").read_text()
+        for pid in children.split():
             with suppress(ProcessLookupError, FileNotFoundError):  # it ends while it is looked at
                 stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 if stat[0] != "Z" and "gpu_hpc_exporter.pm_helper" in Path(f"/proc/{pid}/cmdline").read_text():
