@@ -19,7 +19,7 @@ from boards.panels import (
     timeseries,
     variable,
 )
-from boards.vocabulary import BOTTLENECK, CLASS_COLORS, JOB, VERDICTS, intensity_panel, observed
+from boards.vocabulary import BOTTLENECK, JOB, VERDICTS, classes_panel, intensity_panel, observed
 
 GPU = 'instance=~"$instance",gpu=~"$gpu"'
 WINDOWS = "gpu_hpc_bottleneck_intensity_window_ratio"
@@ -115,15 +115,11 @@ def _intensity() -> Json:
 
 
 def _classes() -> Json:
-    return timeseries(
+    return classes_panel(
         "Where the time went",
         "What limited the GPU, one class for each sampling window; the classes add up to 100 % of the time that was "
         "observed. Time that nobody observed is missing, not idle." + SEVERAL,
-        "percentunit",
-        query(observed("gpu_hpc_bottleneck_seconds_total", GPU, "class"), "{{class}}"),
-        stack=True,
-        max=1,
-        overrides=colored(CLASS_COLORS),
+        observed("gpu_hpc_bottleneck_seconds_total", GPU, "class"),
     )
 
 

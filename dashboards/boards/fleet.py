@@ -21,7 +21,6 @@ from boards.panels import (
     variable,
 )
 from boards.vocabulary import (
-    CLASS_COLORS,
     EXPORTER,
     EXPORTER_STATES,
     FLEET,
@@ -32,6 +31,7 @@ from boards.vocabulary import (
     TO_GPU,
     TO_JOB,
     WASTED,
+    classes_panel,
     exporter_state,
 )
 
@@ -219,14 +219,10 @@ def _worst_gpus() -> Json:
 
 
 def _classes() -> Json:
-    return timeseries(
+    return classes_panel(
         "Where the fleet's time went",
         "What limited the GPUs, mean of all chosen nodes; the classes add up to 100 % of the time that was observed.",
-        "percentunit",
-        query(f"avg by(class) (gpu:bottleneck_class:ratio_rate5m{{{NODES}}})", "{{class}}"),
-        stack=True,
-        max=1,
-        overrides=colored(CLASS_COLORS),
+        f"avg by(class) (gpu:bottleneck_class:ratio_rate5m{{{NODES}}})",
     )
 
 

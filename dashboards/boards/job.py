@@ -20,7 +20,6 @@ from boards.panels import (
     variable,
 )
 from boards.vocabulary import (
-    CLASS_COLORS,
     HOURS,
     JOB,
     OF_GPU,
@@ -28,6 +27,7 @@ from boards.vocabulary import (
     TO_GPU,
     VERDICTS,
     WASTED,
+    classes_panel,
     intensity_panel,
 )
 
@@ -142,14 +142,10 @@ def _intensity() -> Json:
 
 
 def _classes() -> Json:
-    return timeseries(
+    return classes_panel(
         "Where the time went",
         "What limited the job's GPUs; the classes add up to 100 % of the time that was observed." + WHILE,
-        "percentunit",
-        query(_of_job("gpu_hpc_bottleneck_seconds_total", "class"), "{{class}}"),
-        stack=True,
-        max=1,
-        overrides=colored(CLASS_COLORS),
+        _of_job("gpu_hpc_bottleneck_seconds_total", "class"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from boards.panels import Json, link, override, query, state_timeline, steps
+from boards.panels import Json, colored, link, override, query, state_timeline, steps, timeseries
 
 BOTTLENECK, FLEET, JOB, EXPORTER = "gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job", "gpu-hpc-exporter"
 """Fixed uids."""
@@ -132,4 +132,17 @@ def intensity_panel(description: str, rate: Callable[[str, str], str]) -> Json:
         min=0,
         max=1,
         overrides=[override(UNITS[unit], thresholds=heat(severe)) for unit, severe in SEVERE.items()],
+    )
+
+
+def classes_panel(title: str, description: str, expr: str) -> Json:
+    """Shares of time by class, stacked; `expr` gives one series for each class."""
+    return timeseries(
+        title,
+        description,
+        "percentunit",
+        query(expr, "{{class}}"),
+        stack=True,
+        max=1,
+        overrides=colored(CLASS_COLORS),
     )

@@ -117,9 +117,11 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
             launched += 100
             time.sleep(0.01)
     traced = sum(count for count, _ in by_kernel(profiler).values())
-    time.sleep(4)
     path = own_file()
-    state = [] if path is None else [str(s) for s in agent_file.read(path).state]
+    state = []
+    if path is not None:
+        paused = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.PAUSED, 60)
+        state = [str(s) for s in paused.state]
     return {"launched": launched, "traced": traced, "agent": state}
 
 

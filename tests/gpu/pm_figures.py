@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from exporter_process import Exporter, Samples, run_exporter
 from gpu_hpc_exporter.sources.pm_sampling.process import HelperProcess
 from gpu_hpc_exporter.sources.pm_sampling.protocol import Order, Target, Windows
+from process_figures import cpu_seconds, status_number
 
 HERE = Path(__file__).parent
 GAUGE_WINDOW_S = 10
@@ -99,13 +100,8 @@ def helper_pid(exporter: Exporter) -> int:
     return next(int(pid) for pid in children if b"pm_helper" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def cpu_seconds(pid: int) -> float:
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
-
-
 def rss_mb(pid: int) -> float:
-    match = re.search(r"^VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return float(match[1]) * 1.024 / 1000 if match else float("nan")
+    return status_number(pid, "VmRSS") * 1.024 / 1000
 
 
 @contextmanager
