@@ -1,12 +1,15 @@
 # The exporter with all that it can use in a container: CUPTI for PM sampling, gRPC for the kubelet.
-# Not slim: it has the C compiler that the kernel agent is built with.
+# Not slim: it has the C compiler that the kernel agent is built with. Pods copy the agent from the place of the link.
 FROM python:3.13.14-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY exporter exporter
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/gpu-hpc-exporter \
-    && python -m pip --python /opt/gpu-hpc-exporter install --no-cache-dir "$(echo /wheels/*.whl)[cupti,kubernetes]"
+    && python -m pip --python /opt/gpu-hpc-exporter install --no-cache-dir "$(echo /wheels/*.whl)[cupti,kubernetes]" \
+    && cd /opt/gpu-hpc-exporter/lib \
+    && ln -s python3*/site-packages/gpu_hpc_exporter/agent/libgpu_hpc_agent.so . \
+    && test -f libgpu_hpc_agent.so
 
 FROM python:3.13.14-slim-bookworm
 COPY --from=build /opt/gpu-hpc-exporter /opt/gpu-hpc-exporter

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import sysconfig
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -22,17 +22,30 @@ def _agent_builder(root: str) -> ModuleType:
 
 
 class AgentBuildHook(BuildHookInterface):
-    """Without the agent everything but the kernel series works."""
+    """Without the agent everything but the kernel series works, and the wheel is for every machine."""
+
+    _folder: TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it before the files of the wheel are gathered; an editable install finds it in the tree."""
+        """Compile it before the files of the wheel are gathered; an editable install finds it in the tree.
+
+        For a wheel it is compiled anew and elsewhere: that of the tree may be another machine's.
+        """
         builder = _agent_builder(self.root)
         try:
-            agent = builder.build()
+            if version == "editable":
+                builder.build()
+                return
+            self._folder = TemporaryDirectory(prefix="gpu-hpc-agent-")
+            agent = builder.build(Path(self._folder.name, builder.OUTPUT.name))
         except builder.CannotBuildError as error:
             self.app.display_warning(f"gpu-hpc-exporter is built without the kernel agent: {error}")
             return
-        build_data["artifacts"].append(f"/{agent.relative_to(self.root).as_posix()}")
-        if version != "editable":
-            build_data["pure_python"] = False
-            build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["force_include"][str(agent)] = f"gpu_hpc_exporter/agent/{agent.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{builder.platform_tag(agent)}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002  hatchling's
+        """Remove what was compiled for the wheel."""
+        if self._folder:
+            self._folder.cleanup()

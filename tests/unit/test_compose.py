@@ -277,6 +277,23 @@ def test_image_has_the_extras_and_the_recording(image: Path) -> None:
     assert (packages / "gpu_hpc_exporter/agent/libgpu_hpc_agent.so").is_file()
 
 
+def test_pods_can_copy_the_agent_out_of_the_image(image: Path) -> None:
+    """The command of their init container, as its user, from the place that the Dockerfile's link gives it."""
+    patch = yaml.safe_load((ROOT / "deploy/kubernetes/kernel-agent/kernel-agent.yaml").read_text())
+    (container,) = patch["spec"]["template"]["spec"]["initContainers"]
+    (mount,) = container["volumeMounts"]
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)  # as the volume is
+        places = {f"{mount['mountPath']}/": f"{name}/"}
+        command = [places.get(word, word.replace("/opt/", f"{image}/opt/")) for word in container["command"]]
+        user = NO_PRIVILEGES if os.geteuid() == 0 else []
+        subprocess.run([*user, *command], check=True, timeout=30)
+        (copy,) = Path(name).iterdir()
+        assert not copy.is_symlink()
+        assert copy.read_bytes().startswith(b"\x7fELF")
+        assert copy.stat().st_mode & 0o444 == 0o444, "another user has to read it"
+
+
 def test_exporter_runs_without_any_privilege(exporter: Exporter) -> None:
     """The fixture waited for windows; that it was confined is the kernel's word."""
     status = Path(f"/proc/{exporter.process.pid}/status").read_text()
@@ -324,6 +341,26 @@ def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(RULES)} rule files found" in done.stdout
+
+
+def test_dcgm_override_takes_the_rules_for_it_too(tmp_path: Path) -> None:
+    """Compose takes both files together: Prometheus gets another configuration in the same place, and all rules."""
+    files = ("--file=docker-compose.yml", "--file=deploy/compose/dcgm.yml")
+    done = subprocess.run(
+        ["docker-compose", *files, "config"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    # Compose 1 prints a volume as text, Compose 2 as a mapping.
+    volumes = yaml.safe_load(done.stdout)["services"]["prometheus"]["volumes"]
+    mounted = {Path(one["source"] if isinstance(one, dict) else one.split(":")[0]) for one in volumes}
+    config = ROOT / "deploy/compose/prometheus-dcgm.yml"
+    assert mounted == {config, ROOT / "alert-rules", Path("prometheus")}
+    shutil.copytree(ROOT / "alert-rules", tmp_path / "rules")
+    copied = shutil.copy(config, tmp_path)
+    checked = subprocess.run(
+        ["promtool", "check", "config", copied], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(RULES) + 1} rule files found" in checked.stdout
 
 
 def test_prometheus_scrapes_the_exporter(prometheus: Prometheus) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 import urllib.request
@@ -22,18 +25,23 @@ import yaml
 
 from exporter_process import free_port, run_exporter
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.config import DEFAULT_FILE, DEFAULT_PORT, Kubernetes, load_config
+from gpu_hpc_exporter.config import DEFAULT_FILE, DEFAULT_PORT, Agent, Kubernetes, load_config
+from gpu_hpc_exporter.launch import AGENT, DIRECTORY, INJECTION, variables
+from gpu_hpc_exporter.sources.kernels.files import make_folder
 from prometheus_process import run_prometheus
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kubernetes/base"
 OPERATOR = DEPLOY / "kubernetes/prometheus-operator"
+KERNEL_AGENT = DEPLOY / "kubernetes/kernel-agent"
 RULE_FILES = sorted((ROOT / "alert-rules").glob("*.yml"))
 SCRAPES = sorted(DEPLOY.glob("*/scrape-*.yml"))
 ALERTMANAGER = DEPLOY / "alertmanager/alertmanager.yml"
 UNIT = DEPLOY / "systemd/gpu-hpc-exporter.service"
 CONFIG = DEPLOY / "systemd/config.yaml"
+TASK_PROLOG = DEPLOY / "slurm/task-prolog.sh"
+README = (ROOT / "README.md").read_text()
 
 Labels = Mapping[str, str]
 T = TypeVar("T")
@@ -117,7 +125,7 @@ def test_account_may_do_what_the_exporter_does(manifests: dict[str, Any], pod: A
 
 
 def test_pod_sees_what_it_needs_and_may_no_more(pod: Any) -> None:
-    """Where the exporter looks by default is mounted, read-only; every volume is used."""
+    """Where the exporter looks by default is mounted, read-only where it removes nothing; every volume is used."""
     (container,) = pod["containers"]
     mounted = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -126,6 +134,7 @@ def test_pod_sees_what_it_needs_and_may_no_more(pod: Any) -> None:
     assert volumes[mounted[kubelet]["name"]]["hostPath"]["path"] == kubelet
     assert mounted[kubelet]["readOnly"] is True
     assert mounted[str(DEFAULT_FILE.parent)]["readOnly"] is True
+    assert "readOnly" not in mounted[Agent().directory]
     assert pod["hostPID"] is True
     assert container["env"] == [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
     assert container["securityContext"] | {"runAsUser": 0, "runAsGroup": 0} == {
@@ -167,8 +176,9 @@ def test_kustomizations_name_what_is_there(pod: Any) -> None:
     """Files exist, the image is the one that is renamed, in the version of the package."""
     for file in sorted(DEPLOY.glob("kubernetes/*/kustomization.yaml")):
         assert all((file.parent / name).exists() for name in read(file).get("resources", ()))
-    (image,) = read(BASE / "kustomization.yaml")["images"]
-    assert image == {"name": pod["containers"][0]["image"], "newTag": __version__}
+    for folder in (BASE, KERNEL_AGENT):
+        (image,) = read(folder / "kustomization.yaml")["images"]
+        assert image == {"name": pod["containers"][0]["image"], "newTag": __version__}
 
 
 def test_privileged_component_patches_the_container(manifests: dict[str, Any]) -> None:
@@ -187,6 +197,152 @@ def test_privileged_component_patches_the_container(manifests: dict[str, Any]) -
     kubernetes_validate.validate(daemon_set, "1.37", strict=True)
 
 
+# --- the kernel agent in pods -----------------------------------------------------------------------------------------
+
+
+def merged(base: Any, patch: Any) -> Any:
+    """A strategic merge of pods: lists of things with names by these, other lists are replaced."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {key: merged(base.get(key), patch.get(key)) for key in base | patch}
+    key = next((key for key in ("mountPath", "name") if isinstance(patch, list) and key in patch[0]), None)
+    if isinstance(base, list) and key:
+        parts = {part[key]: part for part in base}
+        for part in patch:
+            parts[part[key]] = merged(parts.get(part[key]), part)
+        return list(parts.values())
+    return base if patch is None else patch
+
+
+@pytest.fixture(scope="module")
+def patched() -> dict[str, Any]:
+    """The example's job with the agent."""
+    kustomization = read(KERNEL_AGENT / "kustomization.yaml")
+    (patch,) = kustomization["patches"]
+    job = documents(KERNEL_AGENT)["Job"]
+    assert patch["target"] == {"kind": "Job", "name": job["metadata"]["name"]}
+    change = read(KERNEL_AGENT / patch["path"])
+    assert change["kind"] == "Job"
+    return dict(merged(job, {"spec": change["spec"]}))
+
+
+@pytest.mark.parametrize("version", ["1.27", "1.37"])
+def test_kubernetes_knows_every_field_of_a_job_with_the_agent(version: str, patched: dict[str, Any]) -> None:
+    """And the container is still one, with all that it had."""
+    kubernetes_validate.validate(patched, version, strict=True)
+    (container,) = patched["spec"]["template"]["spec"]["containers"]
+    (before,) = documents(KERNEL_AGENT)["Job"]["spec"]["template"]["spec"]["containers"]
+    assert {key: container[key] for key in before} == before
+
+
+def test_agent_and_exporter_meet_in_one_directory_of_the_host(patched: dict[str, Any], pod: Any) -> None:
+    """The default of both, at the same place; neither pod waits for the other to make it."""
+    hosts = {"path": Agent().directory, "type": "DirectoryOrCreate"}
+    for specification in (pod, patched["spec"]["template"]["spec"]):
+        volumes = {volume["name"]: volume for volume in specification["volumes"]}
+        (container,) = specification["containers"]
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == Agent().directory]
+        assert volumes[mount["name"]]["hostPath"] == hosts
+        assert "readOnly" not in mount
+
+
+def test_pod_finds_the_agent_that_its_init_container_copies(patched: dict[str, Any], pod: Any) -> None:
+    """By variables that the container's own `env` overrides, as Kubernetes has it for envFrom."""
+    specification = patched["spec"]["template"]["spec"]
+    (copier,), (container,) = specification["initContainers"], specification["containers"]
+    (written,) = copier["volumeMounts"]
+    assert copier["command"][0] == "cp"
+    assert Path(copier["command"][1]).name == AGENT.name
+    assert copier["command"][2].rstrip("/") == written["mountPath"]
+    assert copier["image"] == pod["containers"][0]["image"]
+    assert {"name": written["name"], "mountPath": written["mountPath"], "readOnly": True} in container["volumeMounts"]
+    (variables,) = read(KERNEL_AGENT / "kustomization.yaml")["configMapGenerator"]
+    assert container["envFrom"] == [{"configMapRef": {"name": variables["name"]}}]
+    assert "env" not in container
+    assert dict(literal.split("=", 1) for literal in variables["literals"]) == {
+        INJECTION: f"{written['mountPath']}/{AGENT.name}",
+        DIRECTORY: Agent().directory,
+    }
+
+
+def test_init_containers_take_no_gpu_and_no_privilege(patched: dict[str, Any], pod: Any) -> None:
+    """The image asks for all GPUs, wherever NVIDIA's runtime is the default."""
+    for specification in (pod, patched["spec"]["template"]["spec"]):
+        (container,) = specification["initContainers"]
+        assert container["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+
+
+def without_capabilities() -> list[str]:
+    """What makes root one that may no more than its files; nobody else needs it."""
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"] if os.geteuid() == 0 else []
+
+
+def test_init_container_gives_the_directory_the_exporters_mode(pod: Any, tmp_path: Path) -> None:
+    """That of one which the kubelet has made, as its owner and without a capability, and again after a restart."""
+    (container,) = pod["initContainers"]
+    assert container["securityContext"]["runAsUser"] == pod["containers"][0]["securityContext"]["runAsUser"]
+    made, fixed = tmp_path / "made", tmp_path / "fixed"
+    make_folder(made)
+    fixed.mkdir(mode=0o755)
+    assert Agent().directory in container["command"]
+    command = [str(fixed) if word == Agent().directory else word for word in container["command"]]
+    for _ in range(2):
+        run(*without_capabilities(), *command)
+        assert stat.S_IMODE(fixed.stat().st_mode) == stat.S_IMODE(made.stat().st_mode) == 0o3733
+
+
+def test_readme_shows_what_the_patch_does(patched: dict[str, Any]) -> None:
+    """Its fragment of a pod is a part of the whole."""
+    (fragment,) = [block for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "initContainers" in block]
+    specification = patched["spec"]["template"]["spec"]
+    assert merged(specification, yaml.safe_load(fragment)) == specification
+
+
+# --- the kernel agent without Kubernetes ------------------------------------------------------------------------------
+
+
+def task_prolog(installed: Path, **environment: str) -> str:
+    """What it prints where the exporter is installed there, with nothing in the environment but that."""
+    script = TASK_PROLOG.read_text()
+    (program,) = unit()["ExecStart"]
+    assert script.count(f"{Path(program).parents[1]}/") == 1
+    script = script.replace(f"{Path(program).parents[1]}/", f"{installed}/")
+    command = ["/bin/sh", "-c", script]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_slurms_task_prolog_sets_the_variables(tmp_path: Path) -> None:
+    """Where there is an agent, and where the job names no other tool."""
+    assert os.access(TASK_PROLOG, os.X_OK)
+    assert task_prolog(tmp_path) == ""
+    packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(tmp_path)}))
+    agent = packages / AGENT.relative_to(AGENT.parents[2])
+    agent.parent.mkdir(parents=True)
+    agent.touch()
+    found = f"export {INJECTION}={agent}\n"
+    assert task_prolog(tmp_path) == f"{found}export {DIRECTORY}={Agent().directory}\n"
+    assert task_prolog(tmp_path, **{DIRECTORY: "/run/mine"}) == found
+    assert task_prolog(tmp_path, **{INJECTION: "/opt/tool.so"}) == ""
+
+
+def test_readme_sets_the_variables_of_a_shell() -> None:
+    """Its line is run as it stands there; what is set stays."""
+    (line,) = re.findall(r"^ *(eval .*run --show.*)$", README, re.MULTILINE)
+    script = f"{line}\nprintenv {INJECTION} {DIRECTORY}"
+    programs = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+
+    def values(**more: str) -> list[str]:
+        done = subprocess.run(["sh", "-c", script], env={"PATH": programs, **more}, capture_output=True, check=False)
+        return done.stdout.decode().splitlines()
+
+    assert AGENT.is_file(), "the installation of the tests has an agent: a C compiler was there"
+    assert values() == list(variables(Agent(), {}).values())
+    assert values(**{INJECTION: "/opt/tool.so"}) == ["/opt/tool.so"]
+
+
 # --- for the Prometheus operator --------------------------------------------------------------------------------------
 
 
@@ -199,6 +355,7 @@ def test_generated_files_are_current() -> None:
     ("source", "old", "new", "stale"),
     [
         ("alert-rules/owner.yml", "gpu:owner:info", "gpu:owner:other", "prometheusrule"),
+        ("alert-rules/compat/dcgm.yml", "gpu:owner:info", "gpu:owner:other", "prometheusrule"),
         ("deploy/prometheus/scrape-kubernetes.yml", "honor_labels: true", "honor_labels: false", "servicemonitor"),
     ],
 )
@@ -217,11 +374,17 @@ def test_check_finds_what_was_not_generated(source: str, old: str, new: str, sta
     run(sys.executable, script, "--check")
 
 
-def test_operator_gets_every_rule(tmp_path: Path) -> None:
-    """The groups of all files, unchanged, as Prometheus takes them."""
-    rule = documents(OPERATOR)["PrometheusRule"]
+@pytest.mark.parametrize(
+    ("folder", "files"),
+    [(OPERATOR, RULE_FILES), (DEPLOY / "kubernetes/dcgm-exporter", [ROOT / "alert-rules/compat/dcgm.yml"])],
+    ids=("exporter", "dcgm"),
+)
+def test_operator_gets_every_rule(folder: Path, files: Sequence[Path], tmp_path: Path) -> None:
+    """The groups of all files, unchanged, as Prometheus takes them; those for DCGM are an object of their own."""
+    rule = documents(folder)["PrometheusRule"]
     assert rule["apiVersion"] == "monitoring.coreos.com/v1"
-    assert rule["spec"] == {"groups": [group for file in RULE_FILES for group in read(file)["groups"]]}
+    assert rule["metadata"]["name"] == "gpu-hpc-exporter" + ("" if folder == OPERATOR else "-dcgm")
+    assert rule["spec"] == {"groups": [group for file in files for group in read(file)["groups"]]}
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump(rule["spec"]))
     run("promtool", "check", "rules", file)
@@ -520,6 +683,22 @@ def test_unit_confines_and_still_sees_the_gpus() -> None:
     assert "User" not in service
     assert service["NoNewPrivileges"] == ["yes"]
     assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
+
+
+def test_unit_makes_the_directory_of_the_agents_files(tmp_path: Path) -> None:
+    """As its own user's, with the exporter's mode; the sandbox leaves it writable; without it the service starts."""
+    service = unit()
+    (command,) = service["ExecStartPre"]
+    assert command.startswith("-+/"), "as root, and what fails is no harm"
+    words = command.removeprefix("-+").split()
+    assert words[-1] == Agent().directory
+    assert service["ReadWritePaths"] == [f"-{words[-1]}"]
+    user = UNIT.name.removesuffix(".service")
+    assert words[words.index("-o") + 1] == words[words.index("-g") + 1] == user
+    here = {user: "", "-o": "", "-g": "", words[-1]: str(tmp_path / "run/agents")}
+    run("sh", "-c", 'umask 077; exec "$@"', "sh", *filter(None, (here.get(word, word) for word in words)))
+    assert stat.S_IMODE((tmp_path / "run/agents").stat().st_mode) == 0o3733
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
 
 
 def test_sample_configuration_is_one(tmp_path: Path) -> None:
