@@ -86,7 +86,7 @@ class Exporter:
     def scrape(self) -> Samples:
         return parse(self.fetch()[2])
 
-    def wait_for(self, condition: Callable[[Samples], bool], timeout: float = 20.0) -> Samples:
+    def wait_for(self, condition: Callable[[Samples], bool], timeout: float = 60.0) -> Samples:
         """Scrape until `condition` holds."""
         deadline = time.monotonic() + timeout
         while True:

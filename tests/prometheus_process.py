@@ -51,7 +51,7 @@ class Prometheus:
             for row in data["result"]
         }
 
-    def wait_for(self, promql: str, condition: Callable[[Vector], bool] = bool, timeout: float = 20.0) -> Vector:
+    def wait_for(self, promql: str, condition: Callable[[Vector], bool] = bool, timeout: float = 60.0) -> Vector:
         """Ask until `condition` holds, by default until there is a result."""
         deadline = time.monotonic() + timeout
         while not condition(result := self.query(promql)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,11 +12,12 @@ from history.rules import rules
 from history.scenarios import EIGHT
 from history.scrapes import Target
 from history.tsdb import backfilled
+from process_figures import cpu_seconds
 from prometheus_process import Prometheus
 
 HOURS = 6
 LIMIT_S = 1.0
-"""Issue 6; on two cores that do nothing else it takes a tenth of it."""
+"""Issue 6, in seconds of a core; measured: 0.2."""
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def sixteen(end: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prom
 
 
 def test_the_whole_rule_set_is_fast_on_six_hours_of_sixteen_gpus(end: int, sixteen: Prometheus) -> None:
-    """Every expression once, one after the other, as a single client sees it; the best of three rounds."""
+    """What every expression once costs Prometheus; the best of three rounds."""
     history = sixteen.api("query", query="count(count_over_time(gpu_hpc_observed_seconds_total[6h]) >= 719)", time=end)
     assert history["result"][0]["value"][1] == "16"
     rounds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = cpu_seconds(sixteen.process.pid)
         for rule in rules():
             sixteen.api("query", query=rule.expr, time=end)
-        rounds.append(time.perf_counter() - begin)
-    assert min(rounds) < LIMIT_S, rounds
+        rounds.append(cpu_seconds(sixteen.process.pid) - begin)
+    assert 0 < min(rounds) < LIMIT_S, rounds

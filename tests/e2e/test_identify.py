@@ -177,9 +177,9 @@ def test_a_thousand_processes() -> None:
 
 
 def _timed(processes: Processes, identities: Identities, pids: list[int]) -> float:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     found = identities.refresh(processes.refresh(pids), Known(), 0)
-    seconds = time.perf_counter() - begin
+    seconds = time.thread_time() - begin
     assert len(found) == len(pids)
     assert all(one.job is not None and one.job.job == "bert" for one in found.values())
     return seconds

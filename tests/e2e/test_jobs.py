@@ -99,7 +99,7 @@ def test_two_jobs_share_a_gpu_and_take_turns(run: Run, node: Node) -> None:
     assert samples.one("gpu_hpc_memory_unattributed_bytes", **gpu) == 51 * GIB
     assert samples.one("gpu_hpc_gpu_jobs", uuid=uuid_of(1)) == 0
     assert state(samples, "procfs") == state(samples, "slurm") == "active"
-    assert samples.one("gpu_hpc_job_map_age_seconds", source="slurm") < 5
+    assert samples.one("gpu_hpc_job_map_age_seconds", source="slurm") < 60
     machine.exporter.wait_for(lambda s: seed_jobs(s, 0) == {""})
 
     machine.scenario.rewrite(TWO_GPUS + first)

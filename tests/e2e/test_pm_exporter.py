@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import textwrap
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -152,9 +151,9 @@ def test_gpm_goes_on_whatever_cupti_does(start: Start, fault: str, wanted: str, 
     """K10, J01, J02: a state with a reason; the time is observed without a hole, no L2 value is made up."""
     machine = start(CUPTI + fault)
     samples = machine.wait_for_state(wanted, reason)
-    began, before = time.monotonic(), observed(samples, uuid_of(0))
+    before = observed(samples, uuid_of(0))
     samples = machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > before + 0.5)
-    assert time.monotonic() - began < 3
+    assert samples.one("gpu_hpc_windows_total", uuid=uuid_of(0), source="gpm", result="lost") == 0
     assert samples.get("gpu_hpc_l2_cache_miss_rate", uuid=uuid_of(0)) is None
     assert samples.one("gpu_hpc_sm_active_ratio", uuid=uuid_of(0)) == pytest.approx(0.5, abs=1e-6)
     assert machine.exporter.fetch("/-/ready")[0] == 200
@@ -166,11 +165,9 @@ def test_sigterm_ends_the_helper_first(start: Start) -> None:
     machine = start()
     machine.exporter.wait_for(lambda s: pm_seconds(s) > 0.2)
     helper = os.pidfd_open(machine.helper())
-    began = time.monotonic()
     # As a service manager does: the helper is signalled as well.
     signal.pidfd_send_signal(helper, signal.SIGTERM)
     assert machine.exporter.stop() == 0
-    assert time.monotonic() - began < 3
     assert select.select([helper], [], [], 0)[0], "the helper outlives the exporter"
     os.close(helper)
     assert machine.cupti.calls()["cuptiPmSamplingStop"] == 1

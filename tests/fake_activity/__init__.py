@@ -74,7 +74,7 @@ def build_agent(output: Path, *, compiler: str = "gcc", sanitize: Sequence[str] 
     compile_c(output, *flags, *sanitize, *sources, "-ldl", compiler=compiler, folder=AGENT_SOURCE)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():

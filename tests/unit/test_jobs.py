@@ -256,8 +256,8 @@ def test_a_source_that_raises_ends_nothing(node: Node) -> None:
 
     node.sampler.use(Odd(), ())
     node.sampler.start()
-    assert told.wait(5)
-    assert node.sampler.stop()
+    assert told.wait(20)
+    assert any(node.sampler.stop() for _ in range(20))  # each waits a little for a thread that a busy machine holds up
     state = node.fleet.snapshot().host_state("procfs")
     assert state is not None
     assert (state.state, state.reason) == ("failed", "internal_error")

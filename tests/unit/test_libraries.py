@@ -295,9 +295,9 @@ def test_huge_input_is_not_read(host: Host) -> None:
         maps.write(b"7f00-7f01 r--p 00000000 00:2c 1 /opt/x.so\n" * 200_000)
         maps.write(f"7f00-7f01 r--p 00000000 00:2c 1 {LIB}/libcudart.so.12.4.127\n".encode())
         assert maps.tell() > MAX_MAPS
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     assert host.told() == {("nccl", "2.21.5"), ("torch", "2.5.1")}
-    assert time.perf_counter() - began_s < 1.0
+    assert time.thread_time() - began_s < 1.0
 
 
 def test_a_folder_is_read_only_so_far(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,6 +525,11 @@ def test_what_was_seen_outlives_a_look_that_fails(host: Host) -> None:
     assert sampler.tick() is None
 
 
+def ends(sampler: LibrarySampler) -> bool:
+    """Whether it stops; each try waits a little for a thread that a busy machine holds up."""
+    return any(sampler.stop() for _ in range(20))
+
+
 def test_in_the_background(host: Host) -> None:
     """A thread looks; an idle one ends at once."""
     host.load(f"{LIB}/libcudart.so.12.4.127")
@@ -533,13 +538,13 @@ def test_in_the_background(host: Host) -> None:
     deadline = time.monotonic() + 10
     while not sampler.refresh({101: 100})[101]:
         assert time.monotonic() < deadline
-    assert sampler.stop()
+    assert ends(sampler)
 
 
 def test_a_file_system_that_hangs_holds_up_nobody(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was known stays known, questions are answered at once; a surprise in one process ends nothing."""
     host.load(f"{LIB}/libcudart.so.12.4.127")
-    is_stuck, may_go_on = threading.Event(), threading.Event()
+    is_stuck, may_go_on, goes_on = threading.Event(), threading.Event(), threading.Event()
     read = ProcessLibraries.read
 
     def hang(self: ProcessLibraries, pid: int, start_ticks: int) -> tuple[Library, ...] | None:
@@ -548,6 +553,7 @@ def test_a_file_system_that_hangs_holds_up_nobody(host: Host, monkeypatch: pytes
         if pid == 103:
             is_stuck.set()
             may_go_on.wait(20)
+            goes_on.set()
         return read(self, pid, start_ticks)
 
     monkeypatch.setattr(ProcessLibraries, "read", hang)
@@ -555,12 +561,11 @@ def test_a_file_system_that_hangs_holds_up_nobody(host: Host, monkeypatch: pytes
     sampler.refresh({101: 100, 102: 100, 103: 100})
     sampler.start()
     assert is_stuck.wait(10)
-    began_s = time.perf_counter()
     assert sampler.refresh({101: 100, 103: 100, 104: 100})[101] == (Library("cudart", "12.4.127"),)
-    assert time.perf_counter() - began_s < 0.1
     assert not sampler.stop()
+    assert not goes_on.is_set()
     may_go_on.set()
-    assert sampler.stop()
+    assert ends(sampler)
 
 
 def test_what_a_thousand_processes_cost(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -67,6 +69,7 @@ from gpu_hpc_exporter.model import (
     WindowsRejected,
 )
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.replay import ReplayClock, ReplaySampler
 from gpu_hpc_exporter.sources.record import Recorder, read_marks
 from gpu_hpc_exporter.sources.recording import Line, decode_line, encode_event
 from gpu_hpc_exporter.sources.replay import Recording, RecordingError, loop, play, time_of
@@ -634,6 +637,53 @@ def test_a_loop_goes_on_by_what_the_recording_grew() -> None:
     recording = replace(Recording.load(DEFAULT_RECORDING), events=events, duration_ns=4 * NS)
     played = [(e.time_ns // NS, *e.values.values()) for e in looped(recording, 3) if isinstance(e, Readings)]
     assert played == [(2, 100, 9), (5, 150, 3), (6, 150, 9), (9, 200, 3), (10, 200, 9), (13, 250, 3)]
+
+
+class Watching:
+    """A sink that asks, after every set of readings, whether the fleet still serves them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.served: list[bool] = []
+        self.is_enough = threading.Event()
+        self.fleet = fleet
+
+    def put(self, event: Event) -> None:
+        self.fleet.put(event)
+        if isinstance(event, Readings):
+            self.served.append(bool(self.fleet.snapshot().gpus[0].readings))
+            if len(self.served) >= 50:
+                self.is_enough.set()
+
+
+@contextmanager
+def playing(recording: Recording, speed: float) -> Iterator[Watching]:
+    """A recording while it is played."""
+    clock = ReplayClock(speed)
+    sink = Watching(Fleet(clock, GAUGE_WINDOW_NS))
+    sampler = ReplaySampler(sink, recording, clock)
+    sampler.start()
+    try:
+        yield sink
+    finally:
+        sampler.stop()
+
+
+def test_nothing_grows_old_where_a_machine_cannot_keep_up(shipped: Recording) -> None:
+    """A replay far faster than any machine plays: what has just been read is served, however late it comes."""
+    with playing(shipped, 1e9) as sink:
+        assert sink.is_enough.wait(20)
+    assert all(sink.served)
+
+
+def test_what_a_recording_lacks_grows_old(shipped: Recording) -> None:
+    """Its time goes on between events: readings that end in the recording are served no more after five seconds."""
+    events = (inventory(G0, at=0), readings(1, {"power_gpu_watts": 9.0}), inventory(G0, at=10_000))
+    with playing(replace(shipped, events=events, duration_ns=10_000 * NS), 100) as sink:
+        deadline = time.monotonic() + 20
+        while not sink.served or sink.fleet.snapshot().gpus[0].readings:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    assert sink.served == [True]
 
 
 @pytest.mark.parametrize(

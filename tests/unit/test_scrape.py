@@ -435,7 +435,7 @@ def test_a12_a_stuck_collector_costs_its_own_families(
                 clock.now += 10
                 begin = time.monotonic()
                 answers.append(await scrape.render("", "", 0.05))
-                assert time.monotonic() - begin < 2
+                assert time.monotonic() - begin < 15  # the collector would wait 30 s
             return answers
 
     threads = threading.active_count()

@@ -215,8 +215,8 @@ def test_scontrol_is_run_within_bounds(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(ControllerError, match=r"hangs gave no answer within 0\.3 s"):
         Scontrol(script(tmp_path / "hangs", "sleep 60 & sleep 60"), 0.3).ask("123")
-    assert Scontrol(script(tmp_path / "floods", "yes JobId=123 | head -c 30000000"), 5).ask("123") is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # neither it nor what it started is waited for
+    assert Scontrol(script(tmp_path / "floods", "yes JobId=123 | head -c 30000000"), 60).ask("123") is None
     with pytest.raises(ControllerError, match="no such program"):
         Scontrol(str(tmp_path / "none")).ask("123")
 

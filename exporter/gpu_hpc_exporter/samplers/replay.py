@@ -15,18 +15,25 @@ _BREATHER_S: Final = 0.05
 
 
 class ReplayClock:
-    """A monotonic clock in nanoseconds that runs `speed` times as fast as the machine's."""
+    """A monotonic clock in nanoseconds that runs `speed` times as fast as the machine's, up to the next event.
+
+    Where a machine cannot keep up, the recording plays more slowly: nothing of it is out of date for being late.
+    """
 
     def __init__(self, speed: float = 1.0) -> None:
         self._speed = speed
-        self._start_ns = time.monotonic_ns()
+        self._start_ns = self._next_ns = time.monotonic_ns()
 
     def __call__(self) -> int:
-        return self._start_ns + round((time.monotonic_ns() - self._start_ns) * self._speed)
+        return min(self._planned_ns(), self._next_ns)
 
-    def real_seconds(self, replayed_ns: int) -> float:
-        """How long a span of replayed time lasts, in seconds of the machine's clock."""
-        return replayed_ns / NS / self._speed
+    def run_to(self, next_ns: int) -> float:
+        """Let the clock run up to the next event; in how many of the machine's seconds that is, 0 where it is late."""
+        self._next_ns = next_ns
+        return max(0.0, (next_ns - self._planned_ns()) / NS / self._speed)
+
+    def _planned_ns(self) -> int:
+        return self._start_ns + round((time.monotonic_ns() - self._start_ns) * self._speed)
 
 
 class ReplaySampler:
@@ -53,11 +60,11 @@ class ReplaySampler:
         self._sink.put(StateChange(start_ns, "replay", "", "active", str(self._recording.path.name)))
         behind = 0
         for event in loop(self._recording, start_ns):
-            ahead_ns = time_of(event) - self._clock()
-            behind = 0 if ahead_ns > 0 else behind + 1
+            ahead_s = self._clock.run_to(time_of(event))
+            behind = 0 if ahead_s else behind + 1
             if behind % _BREATHER == _BREATHER - 1 and self._stop.wait(_BREATHER_S):
                 return
-            if ahead_ns > 0 and self._stop.wait(self._clock.real_seconds(ahead_ns)):
+            if ahead_s and self._stop.wait(ahead_s):
                 return
             if self._stop.is_set():
                 return
