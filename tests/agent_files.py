@@ -83,6 +83,7 @@ class AgentWriter:
         self.state = "waiting"
         self.reason = ""
         self.overhead = 0.004
+        self.intervals: list[tuple[int, int]] = []
         self.records = [0, 0, 0, 0]
         self.period_s = 10.0
         self.heartbeat_ns = time.time_ns()
@@ -142,6 +143,7 @@ class AgentWriter:
         ]
         self.write(layout.DEVICE_OFFSET, b"".join(devices))
         self.write(layout.STATUS_OFFSET, self._status(len(strings)))
+        self.write(layout.INTERVALS_OFFSET, self._last_intervals())
         self.sequence += 1
         self.write(layout.SEQUENCE_OFFSET, layout.SEQUENCE.pack(self.sequence))
 
@@ -149,8 +151,21 @@ class AgentWriter:
         return layout.STATUS.pack(
             *(self.heartbeat_ns, layout.STATES.index(self.state), layout.REASONS.index(self.reason), 0, 0, 0, b""),
             *(130001, 13000, self.overhead, 4.0, 0.5, 0.01, 0, *self.records, 0, self.window, 0, 0, 1.0),
-            *(self.period_s, 0, 0, len(self.kernels), strings, len(self._environment), 0),
+            *(self.period_s, 0, 0, len(self.kernels), strings, len(self._environment)),
+            len(self.intervals),
         )
+
+    def _last_intervals(self) -> bytes:
+        ring = [(0, 0)] * layout.INTERVALS
+        for number, interval in enumerate(self.intervals):
+            ring[number % layout.INTERVALS] = interval
+        return b"".join(layout.INTERVAL.pack(*interval) for interval in ring)
+
+    def trace(self, begin_ns: int, end_ns: int) -> None:
+        """Another time when tracing was on, by Unix time; `end_ns` 0: it still is. The last one may so be ended."""
+        if self.intervals and self.intervals[-1] == (begin_ns, 0):
+            self.intervals.pop()
+        self.intervals.append((begin_ns, end_ns))
 
     def beat(self, now_ns: int | None = None) -> None:
         """The heartbeat, of now or of another time."""

@@ -555,11 +555,13 @@ KERNEL_TRACED_SECONDS = Spec(
 KERNEL_PATTERN = Spec(
     "gpu_hpc_kernel_pattern",
     "gauge",
-    "1 for a kernel that behaved so over the last five minutes. many_short: at least 1,000 launches outside graphs a "
-    "second and less than 50 us each; few_long: at least 1 ms each and fewer than 50 a second; jittery: executions of "
-    "equal name, grid and block deviate by more than their mean.",
+    "1 for a kernel that behaved so over the last five minutes, the first that holds. contended: while other jobs "
+    "hold the GPU, executions of equal name, grid and block took five times as long in the last minute as in the last "
+    "hour; many_short: at least 1,000 launches outside graphs a second and less than 50 us each; few_long: at least "
+    "1 ms each and fewer than 50 a second; jittery: executions of equal name, grid and block deviate by more than "
+    "their mean.",
     (*JOB, "kernel", "pattern"),
-    "pattern: many_short, few_long, jittery",
+    "pattern: contended, many_short, few_long, jittery",
 )
 AGENTS = Spec(
     "gpu_hpc_agents",
@@ -580,6 +582,15 @@ AGENT_OVERHEAD = Spec(
     "gpu_hpc_agent_overhead_ratio",
     "gauge",
     "Largest share of a process's time that its agent costs by its own cost model (0-1); absent while none traces.",
+)
+AGENT_SLOWDOWN = Spec(
+    "gpu_hpc_kernel_agent_slowdown_ratio",
+    "gauge",
+    "Share of a GPU's progress (its busiest pipe or its DRAM traffic, whichever is more certain) that is lost while a "
+    "kernel agent traces there, against the untraced time just before and after: 0 none, 0.05 is 5% slower, a little "
+    "below 0 is chance. Of the last 10 to 60 traces; absent while its 95% interval is wider than +-0.03. Times the "
+    "traced share of the time it is the mean loss.",
+    G,
 )
 AGENT_RECORDS = Spec(
     "gpu_hpc_agent_records_total",
@@ -814,6 +825,7 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         AGENTS,
         AGENT_PAUSE_INFO,
         AGENT_OVERHEAD,
+        AGENT_SLOWDOWN,
         AGENT_RECORDS,
         AGENT_FILES_REJECTED,
     ),

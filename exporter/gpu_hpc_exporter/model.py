@@ -296,7 +296,7 @@ Category = Literal[
 ]
 """What kind of work a kernel does."""
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
-Pattern = Literal["many_short", "few_long", "jittery"]
+Pattern = Literal["contended", "many_short", "few_long", "jittery"]
 
 CopyKind = Literal["h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable", "d2d_device", "p2p_device"]
 """Direction of a copy, and where the host's side of it lies."""
@@ -389,11 +389,24 @@ RECORD_RESULTS: Final[tuple[RecordResult, ...]] = get_args(RecordResult)
 
 
 @dataclass(frozen=True, slots=True)
+class Tracing:
+    """When agents traced a GPU, in ns before the report that says so, whichever clock that has.
+
+    ended: begin and end of all times that ended since the report before, in no order, some perhaps at once; open_ns:
+    how long the longest of those that go on has lasted, 0 where none does.
+    """
+
+    ended: tuple[tuple[int, int], ...] = ()
+    open_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
     """What all agents of the host have told since the report before. A (GPU, job) that is not here is gone.
 
     agents: processes by state; reasons: of those that do not trace; overhead_ratio: the largest, None without agents.
-    records, rejected: records, and files by reason, since the report before.
+    records, rejected: records, and files by reason, since the report before. tracing: by UUID, GPUs that are not there
+    were not traced; None: that is not known, as after a step of the clock.
     """
 
     time_ns: int
@@ -403,6 +416,7 @@ class KernelReport:
     overhead_ratio: float | None = None
     records: Mapping[RecordResult, int] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
+    tracing: Mapping[str, Tracing] | None = None
 
 
 @dataclass(frozen=True, slots=True)

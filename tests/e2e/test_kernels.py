@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +25,7 @@ ADD = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIf
 ADD_NAME = "vectorized_elementwise_kernel[CUDAFunctor_add]"
 TWO_GPUS = "device 0\n  sm 0.5\ndevice 1\n  sm 0.5\n"
 EXECUTIONS = "gpu_hpc_kernel_executions_total"
+SLOWDOWN = "gpu_hpc_kernel_agent_slowdown_ratio"
 
 
 class Node:
@@ -175,3 +178,34 @@ def test_a_recording_has_kernels(node: Node, tmp_path: Path, library: Path) -> N
     with run_exporter(tmp_path, "--source=replay", f"--replay.file={file}") as exporter:
         samples = exporter.wait_for(lambda s: bool(s.all(EXECUTIONS)))
     assert {dict(row)["job"] for row in samples.all(EXECUTIONS)} == {"slurm-5"}
+
+
+def test_what_tracing_costs_the_gpu(run: Run, node: Node) -> None:
+    """A GPU that does a tenth less while its agent traces, beside one whose agent costs it nothing."""
+    base = "device 0\n  tensor {}\n  sm 0.9\ndevice 1\n  tensor 0.5\n  sm 0.9\n"
+    base += "process 0 pid 101\nprocess 1 pid 102\n"
+    machine = run("process 0 pid 101\nprocess 1 pid 102\n")
+    machine.scenario.rewrite(base.format(0.6))
+    writers = [node.agent(101 + gpu, uuid_of(gpu), cgroup=SLURM.format(5)) for gpu in (0, 1)]
+    for writer in writers:
+        work(writer, ADD, 10, 20_000)
+    machine.exporter.wait_for(lambda s: total(s) == 20)
+    pause = threading.Event()
+    for _ in range(14):
+        pause.wait(0.7)  # the work goes on untraced, then traced, as long as such things take
+        begin_ns = time.time_ns()
+        trace_all(writers, begin_ns, 0)
+        machine.scenario.rewrite(base.format(0.54))
+        pause.wait(0.7)
+        machine.scenario.rewrite(base.format(0.6))
+        trace_all(writers, begin_ns, time.time_ns())
+    samples = machine.exporter.wait_for(lambda s: len(s.all(SLOWDOWN)) == 2)
+    assert samples.one(SLOWDOWN, gpu="0", uuid=uuid_of(0)) == pytest.approx(0.1, abs=0.02)
+    assert samples.one(SLOWDOWN, gpu="1", uuid=uuid_of(1)) == pytest.approx(0, abs=0.005)
+
+
+def trace_all(writers: list[AgentWriter], begin_ns: int, end_ns: int) -> None:
+    """Note in each file that tracing has begun, or, where `end_ns` is not 0, ended."""
+    for writer in writers:
+        writer.trace(begin_ns, end_ns)
+        writer.beat()

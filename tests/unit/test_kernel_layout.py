@@ -22,6 +22,7 @@ CONSTANTS: Final = {
     "AGENT_BUCKETS": layout.BUCKETS,
     "AGENT_COPY_BUCKETS": layout.COPY_BUCKETS,
     "AGENT_ENVIRONMENT": layout.MAX_ENVIRONMENT,
+    "AGENT_INTERVALS": layout.INTERVALS,
     **{f"AGENT_{name.upper()}": number for number, name in enumerate(layout.STATES)},
     **{f"AGENT_REASON_{(name or 'none').upper()}": number for number, name in enumerate(layout.REASONS)},
     **{f"AGENT_SYNC_{name.upper()}": number for number, name in enumerate(layout.SYNCS)},
@@ -37,6 +38,7 @@ SIZES: Final = {
     "agent_kernel": layout.KERNEL_SIZE,
     "agent_copies": 8 * layout.COPY_FIELDS,
     "agent_file": layout.FILE_SIZE,
+    "agent_interval": layout.INTERVAL.size,
 }
 HEADER_FIELDS: Final = (
     *("magic", "version", "header_size", "file_size", "device_offset", "device_stride", "device_count"),
@@ -105,11 +107,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 def probe() -> str:
     """A program that prints the numbers."""
-    fields = [("agent_header", field) for field in (*HEADER_FIELDS, "sequence", *STATUS_FIELDS, "environment")]
+    fields = [
+        ("agent_header", field) for field in (*HEADER_FIELDS, "sequence", *STATUS_FIELDS, "intervals", "environment")
+    ]
     fields += [("agent_kernel", field) for field in ("device", "name_offset", "name_size", *LANE_FIELDS, "window")]
     fields += [("agent_kernel", field) for field in DETAIL_FIELDS]
     fields += [("agent_device", field) for field in ("uuid", "used", *DEVICE_FIELDS)]
     fields += [("agent_copies", field) for field in COPIES_FIELDS]
+    fields += [("agent_interval", field) for field in ("begin_ns", "end_ns")]
     fields += [("agent_file", field) for field in ("header", "devices", "kernels", "strings")]
     show = 'printf("%s %llu\\n", "{}", (unsigned long long)({}));'
     lines = [show.format(name, name) for name in CONSTANTS]
@@ -152,13 +157,16 @@ def test_constants_and_sizes(compiled: dict[str, int]) -> None:
 
 
 def test_the_header_is_where_it_should_be(compiled: dict[str, int]) -> None:
-    """Each field that the two structures unpack, the sequence between them, and the environment."""
+    """Each field that the two structures unpack, the sequence between them, intervals and the environment."""
     identity = offsets(layout.IDENTITY.format)
     assert [compiled[f"agent_header.{field}"] for field in HEADER_FIELDS] == identity
     assert compiled["agent_header.sequence"] == layout.SEQUENCE_OFFSET
     status = offsets(layout.STATUS.format, layout.STATUS_OFFSET)
     assert [compiled[f"agent_header.{field}"] for field in STATUS_FIELDS] == status
-    assert compiled["agent_header.environment"] == layout.ENVIRONMENT_OFFSET
+    assert compiled["agent_header.intervals"] == layout.INTERVALS_OFFSET
+    interval = [compiled[f"agent_interval.{field}"] for field in ("begin_ns", "end_ns")]
+    assert interval == offsets(layout.INTERVAL.format)
+    assert compiled["agent_header.environment"] == layout.ENVIRONMENT_OFFSET == layout.HEAD_SIZE
     parts = ("header", "devices", "kernels", "strings")
     wanted = [0, layout.DEVICE_OFFSET, layout.KERNEL_OFFSET, layout.STRINGS_OFFSET]
     assert [compiled[f"agent_file.{part}"] for part in parts] == wanted
@@ -170,17 +178,15 @@ def test_kernels_are_where_they_should_be(compiled: dict[str, int]) -> None:
     assert key == offsets(layout.KEY.format)
     for field, number in LANE_FIELDS.items():
         assert compiled[f"agent_kernel.{field}"] == layout.LANES_OFFSET + 8 * number, field
-    assert layout.ROW.size == layout.KERNEL_SIZE
-    row = dict(zip(("lanes", "window"), data_offsets(layout.ROW.format), strict=True))
-    assert row == {"lanes": layout.LANES_OFFSET, "window": compiled["agent_kernel.window"]}
-    assert data_offsets(layout.DETAILS.format) == [compiled[f"agent_kernel.{field}"] for field in DETAIL_FIELDS]
-    assert layout.DETAILS.size == layout.KERNEL_SIZE
+    details = [compiled[f"agent_kernel.{field}"] for field in DETAIL_FIELDS]
+    assert (data_offsets(layout.DETAILS.format), data_offsets(layout.SPREAD.format)) == (details, details[:3])
+    assert layout.DETAILS.size == layout.SPREAD.size == layout.KERNEL_SIZE
 
 
 def test_devices_are_where_they_should_be(compiled: dict[str, int]) -> None:
     """UUID, use, counters and copies."""
     first = compiled["agent_device.traced_ns"]
-    assert (compiled["agent_device.uuid"], compiled["agent_device.used"], first) == (0, 16, 24)
+    assert (compiled["agent_device.uuid"], compiled["agent_device.used"], first) == (0, layout.USED, 24)
     for field, number in DEVICE_FIELDS.items():
         assert compiled[f"agent_device.{field}"] == first + 8 * number, field
     for field, number in COPIES_FIELDS.items():

@@ -20,11 +20,13 @@ from gpu_hpc_exporter.model import (
     GpuActivity,
     KernelAmount,
     KernelReport,
+    Tracing,
+    Window,
 )
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.sources.record import Recorder
 from gpu_hpc_exporter.sources.recording import Line, decode_line, encode_event
-from gpu_hpc_exporter.sources.replay import Recording, loop, time_of
+from gpu_hpc_exporter.sources.replay import Recording, loop, play, time_of
 from unit.objects import G0, GAUGE_WINDOW_NS, M1, NS, Clock, inventory
 
 ONES = (1,) * DURATION_BUCKETS
@@ -41,7 +43,14 @@ ACTIVITY = GpuActivity(
     {"gemm": "few_long"},
 )
 REPORT = KernelReport(
-    2 * NS, (ACTIVITY, replace(ACTIVITY, uuid=M1.uuid)), {"tracing": 1}, ("profiler",), 0.5, {"kept": 7}, {"torn": 1}
+    2 * NS,
+    (ACTIVITY, replace(ACTIVITY, uuid=M1.uuid)),
+    {"tracing": 1},
+    ("profiler",),
+    0.5,
+    {"kept": 7},
+    {"torn": 1},
+    {M1.uuid: Tracing(((3 * NS, 2 * NS),), 5), G0.uuid: Tracing(open_ns=7)},
 )
 
 
@@ -70,6 +79,7 @@ def test_a_report_is_recorded_and_played_without_going_back(tmp_path: Path) -> N
     assert lines[2]["type"] == "kernel"
     masks = [gpu["uuid"] for gpu in lines[1]["gpus"]]
     assert [activity["uuid"] for activity in lines[2]["activities"]] == masks
+    assert set(lines[2]["tracing"]) == set(masks)
     assert G0.uuid not in str(lines)
     recording = replace(
         Recording.load(path), duration_ns=5 * NS, events=(inventory(G0, M1, at=0), replace(REPORT, time_ns=5 * NS))
@@ -105,6 +115,10 @@ def test_a_report_is_recorded_and_played_without_going_back(tmp_path: Path) -> N
         replace(REPORT, activities=(replace(ACTIVITY, latency_ms={"gemm": -0.1}),)),
         replace(REPORT, overhead_ratio=2.0),
         replace(REPORT, records={"kept": -1}),
+        replace(REPORT, tracing={G0.uuid: Tracing(((1, 2),))}),
+        replace(REPORT, tracing={G0.uuid: Tracing(((1, -1),))}),
+        replace(REPORT, tracing={G0.uuid: Tracing(open_ns=-1)}),
+        replace(REPORT, tracing={G0.uuid: Tracing(((2, 1),) * 257)}),
     ],
 )
 def test_a_line_that_cannot_be_true_is_refused(report: KernelReport) -> None:
@@ -112,3 +126,33 @@ def test_a_line_that_cannot_be_true_is_refused(report: KernelReport) -> None:
     encoded = msgspec.json.encode(encode_event(report, 0))
     with pytest.raises(msgspec.ValidationError):
         decode_line(msgspec.json.decode(encoded, type=Line), 0)
+
+
+@pytest.mark.parametrize("tracing", [None, {}, {G0.uuid: Tracing(((3, 2), (1, 0)), 4)}])
+def test_when_agents_traced_comes_back_as_it_was(tracing: dict[str, Tracing] | None) -> None:
+    """Not known, not at all, or when; lines from before there was such a thing do not know."""
+    encoded = msgspec.json.encode(encode_event(replace(REPORT, tracing=tracing), 0))
+    (decoded,) = decode_line(msgspec.json.decode(encoded, type=Line), 0)
+    assert decoded == replace(REPORT, tracing=tracing)
+    if tracing is None:
+        assert b'tracing":null' not in encoded
+
+
+def test_a_recording_tells_what_tracing_costs(tmp_path: Path) -> None:
+    """Windows and reports, through a file: the figure is the one that the GPU's owner saw."""
+    path, began_ns = tmp_path / "r.jsonl.gz", time.monotonic_ns()
+    with Recorder(path) as recorder:
+        recorder.put(inventory(G0, M1))
+        for tenth in range(1, 1600):
+            value = 0.45 if tenth % 100 > 90 else 0.5
+            recorder.put(Window(G0.uuid, "gpm", began_ns + tenth * NS // 10, NS // 10, {"pipe_tensor": value}))
+            if tenth % 50 == 0:
+                told = {G0.uuid: Tracing(((NS, 0),))} if tenth % 100 == 0 else {}
+                recorder.put(replace(REPORT, time_ns=began_ns + tenth * NS // 10, activities=(), tracing=told))
+    clock = Clock()
+    fleet = Fleet(clock, GAUGE_WINDOW_NS)
+    for event in play(Recording.load(path), 7 * NS):
+        clock.now_s = time_of(event) / NS
+        fleet.put(event)
+    found = {totals.gpu.uuid: totals.agent_slowdown for totals in fleet.snapshot().gpus}
+    assert list(found.values()) == [pytest.approx(0.1, abs=0.01), None]

@@ -303,7 +303,7 @@ def test_the_spread_is_pooled_within_equal_shapes(node: Node) -> None:
         samples = node.look()
     squared = "gpu_hpc_kernel_seconds_squared_total"
     assert samples.one(squared, kernel="gemm") == pytest.approx(0, abs=1e-15)
-    deviation = math.sqrt(samples.one(squared, kernel="relu") / 1000)
+    deviation = math.sqrt(samples.one(squared, kernel="relu") / executions(samples)["relu"])
     assert deviation == pytest.approx(1e-6, rel=0.01)
 
 
@@ -326,6 +326,83 @@ def test_patterns_over_five_minutes(node: Node) -> None:
     samples = pass_time(40, 10)
     assert samples.get(pattern, kernel="tiny") is None
     assert samples.one(pattern, kernel="huge", pattern="few_long") == 1
+
+
+class Shared:
+    """Two shapes of one kernel, run every ten seconds; the GPU may be another job's too."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.writer = node.agent()
+        self.writer.kernels = [Kernel(b"gemm"), Kernel(b"gemm")]
+
+    def patterns(self, minutes: float, *each_ns: int, count: int = 50) -> list[str]:
+        """What is told after so long."""
+        for _ in range(round(minutes * 6)):
+            window = self.writer.next_window()
+            for kernel, ns in zip(self.writer.kernels, each_ns, strict=True):
+                kernel.run(window, count, ns)
+            self.writer.beat()
+            samples = self.node.look(10)
+        return [dict(row)["pattern"] for row in samples.all("gpu_hpc_kernel_pattern", kernel="gemm")]
+
+
+def test_contended_kernels(node: Node) -> None:
+    """One shape takes ten times as long, while another job holds the GPU; until it no longer does, or takes as ever."""
+    shared = Shared(node)
+    node.jobs("bert", "other")
+    assert shared.patterns(30, 20_000, 100_000) == []
+    assert shared.patterns(1.6, 20_000, 1_000_000) == ["contended"]
+    node.jobs("bert")
+    assert "contended" not in shared.patterns(0.2, 20_000, 1_000_000)
+    node.jobs("bert", "other")
+    assert shared.patterns(0.2, 20_000, 1_000_000) == ["contended"]
+    assert "contended" not in shared.patterns(2, 20_000, 100_000)
+
+
+def test_shapes_are_not_compared_with_each_other(node: Node) -> None:
+    """That the larger of two runs more often from now on is no contention."""
+    shared = Shared(node)
+    node.jobs("bert", "other")
+    small, large = shared.writer.kernels
+    assert shared.patterns(20, 1000, 100_000) == []
+    for _ in range(18):
+        window = shared.writer.next_window()
+        large.run(window, 5000, 100_000)
+        shared.writer.beat()
+        samples = node.look(10)
+    assert small.executions < large.executions
+    assert "contended" not in {dict(row)["pattern"] for row in samples.all("gpu_hpc_kernel_pattern")}
+
+
+def test_what_is_usual_must_be_known(node: Node) -> None:
+    """Before ten minutes nothing is told, whatever happens; the agents of another job tell that the GPU is shared."""
+    shared = Shared(node)
+    run(node.agent(102, Job("other", source="slurm")), {b"gemm": (10, 1000)})
+    assert shared.patterns(5, 1000, 1000) == []
+    assert "contended" not in shared.patterns(3, 50_000, 50_000)
+    assert "contended" not in shared.patterns(20, 1000, 1000)
+    assert shared.patterns(1.6, 50_000, 50_000) == ["contended"]
+
+
+def test_an_hour_is_not_for_ever(node: Node) -> None:
+    """What lasts for an hour and a half is usual."""
+    shared = Shared(node)
+    node.jobs("bert", "other")
+    shared.patterns(20, 1000, 1000)
+    assert shared.patterns(2, 10_000, 10_000) == ["contended"]
+    assert "contended" not in shared.patterns(95, 10_000, 10_000)
+
+
+def test_a_process_that_ends_is_not_contended(node: Node) -> None:
+    """Nor is one whose agent tells nothing any more."""
+    shared = Shared(node)
+    node.jobs("bert", "other")
+    shared.patterns(20, 1000, 1000)
+    assert shared.patterns(1.6, 10_000, 10_000) == ["contended"]
+    shared.writer.end()
+    node.look()
+    assert not node.look().all("gpu_hpc_kernel_pattern", pattern="contended")
 
 
 def test_the_busiest_get_series_and_keep_them(tmp_path: Path) -> None:
@@ -568,8 +645,8 @@ def kernel_series(samples: Samples) -> list[tuple[str, dict[str, str]]]:
 OTHERS = ("gpu_hpc_source", "gpu_hpc_up", "gpu_hpc_down", "gpu_hpc_replay", "gpu_hpc_driver")
 
 
-@pytest.mark.parametrize(("jobs", "pairs"), [(8, 8), (16, 16), (40, 24)])
-def test_the_series_budget_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, pairs: int) -> None:
+@pytest.mark.parametrize("jobs", [8, 16, 40])
+def test_the_series_budget_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     """kernel-agent.md section 6: at most 3,000 kernel series on eight GPUs, however many jobs there are."""
     monkeypatch.setattr(kernels_module, "_NAMING_S", 30)  # a slow machine finds names later, and gives series later
     samples = worst_node(tmp_path, jobs).scrape()
@@ -578,11 +655,14 @@ def test_the_series_budget_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     named = {(row["uuid"], row["job"], row["kernel"]) for _, row in served if row.get("kernel", "other") != "other"}
     assert len(named) == MAX_NAMED_KERNELS
     traced = samples.all("gpu_hpc_kernel_traced_seconds_total")
-    assert len(traced) == pairs
-    assert len([row for row in traced if dict(row)["job"] != "other"]) == min(jobs, MAX_PAIRS)
+    own = {(dict(row)["job"], dict(row)["gpu"]) for row in traced if dict(row)["job"] != "other"}
+    assert len(own) == min(jobs, MAX_PAIRS)
+    assert own <= (pairs := {(f"job{n}", str(n % 8)) for n in range(jobs)})
+    # Whose files come first in their directory have names of their own: it may be all jobs of a GPU.
+    assert {dict(row)["gpu"] for row in traced if dict(row)["job"] == "other"} == {gpu for _, gpu in pairs - own}
     assert sum(traced.values()) == pytest.approx(4 * jobs * (1 + 1e-6))
     categories = {dict(row)["category"] for row in samples.all("gpu_hpc_kernel_duration_seconds_count")}
-    assert categories == ({""} if pairs > 8 else {*CATEGORIES})
+    assert categories == ({""} if jobs > 8 else {*CATEGORIES})
 
 
 def test_a_hundred_thousand_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,18 +687,20 @@ def test_a_costly_look_is_followed_by_a_longer_wait() -> None:
     assert wait_after(60) * NS < MAX_REPORT_AGE_NS
 
 
-def test_what_a_look_costs(tmp_path: Path) -> None:
-    """64 processes with 2,000 kernels each, all of which ran since the look before.
+@pytest.mark.parametrize("names", [2000, 100])
+def test_what_a_look_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: int) -> None:
+    """64 processes with 2,000 kernels each, all of which ran since the look before; of so many names in each.
 
-    The budget is 2 % of a core, which is 100 ms in five seconds; 70 ms were measured. A machine that tests run on may
-    be three times slower.
+    The budget is 2 % of a core, which is 100 ms in five seconds; docs/benchmarks.md has what was measured. A machine
+    that tests run on may be three times slower.
     """
+    monkeypatch.setattr(kernels_module, "_NAMING_S", 30)
     node = eight_gpus(tmp_path)
     writers = agents_of(node, 16, files=4)
     for writer in writers:
-        writer.kernels = [Kernel(b"%s_%dy" % (WORDS[n % 10], n)) for n in range(2000)]
+        writer.kernels = [Kernel(b"%s_%dy" % (WORDS[n % 10], n % names)) for n in range(2000)]
     costs = []
-    for _ in range(4):
+    for _ in range(5):
         for writer in writers:
             window = writer.next_window()
             for kernel in writer.kernels:

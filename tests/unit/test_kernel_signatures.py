@@ -6,7 +6,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_hpc_exporter.diagnosis.kernels import OTHER, UNNAMED, Behaviour, category, name_within, pattern, signature
+from gpu_hpc_exporter.diagnosis.kernels import (
+    MIN_GROUP,
+    OTHER,
+    UNNAMED,
+    Behaviour,
+    Runs,
+    category,
+    name_within,
+    pattern,
+    signature,
+    slowdown,
+)
 from gpu_hpc_exporter.model import CATEGORIES, Category, Pattern
 from gpu_hpc_exporter.text import MAX_BYTES
 
@@ -133,10 +144,17 @@ def test_any_text_can_be_looked_into(mangled: str) -> None:
 
 
 def seen(
-    launches: int = 0, executions: int = 0, seconds: float = 0, deviation: float = 0, steady: int = 0
+    launches: int = 0,
+    executions: int = 0,
+    seconds: float = 0,
+    deviation: float = 0,
+    steady: int = 0,
+    *,
+    slower: float = 0,
+    is_shared: bool = False,
 ) -> Behaviour:
     """What a kernel did in ten traced seconds."""
-    return Behaviour(10, launches, executions, seconds, steady, deviation)
+    return Behaviour(10, launches, executions, seconds, steady, deviation, slower, is_shared)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +171,12 @@ def seen(
         (seen(100, 1000, 1000 * 1e-4, 1.1e-4, 99), None),
         (seen(100, 1000, 1000 * 1e-4, 1.1e-4, 499), None),
         (seen(10_000, 10_000, 10_000 * 10e-6, 1, 10_000), "many_short"),  # at most one
+        (seen(10, 10, 1e-3, slower=5, is_shared=True), "contended"),
+        (seen(10, 10, 1e-3, slower=4.99, is_shared=True), None),
+        (seen(10, 10, 1e-3, slower=50), None),  # it is alone
+        (seen(10_000, 10_000, 10_000 * 49e-6, slower=5, is_shared=True), "contended"),  # the cause that lies outside
+        (seen(10, 490, 490 * 1e-3, slower=5, is_shared=True), "contended"),
+        (seen(100, 1000, 1000 * 1e-4, 1.1e-4, 1000, slower=5, is_shared=True), "contended"),
         (seen(), None),
         (Behaviour(0, 1, 1, 1, 1, 1), None),
         (seen(1, 10, float("inf")), None),
@@ -161,3 +185,39 @@ def seen(
 def test_patterns(behaviour: Behaviour, expected: Pattern | None) -> None:
     """Each at its limit and beyond."""
     assert pattern(behaviour) == expected
+
+
+@pytest.mark.parametrize(
+    ("minute", "hour", "expected"),
+    [
+        (Runs(10, 5000), Runs(110, 15_000), 500 / (15_000 / 110)),
+        (Runs(9, 4500), Runs(109, 14_500), 0),  # chance
+        (Runs(10, 5000), Runs(109, 14_900), 0),  # not enough to know what is usual
+        (Runs(0, 0), Runs(1000, 1000), 0),
+        (Runs(10, 0), Runs(1000, 0), 0),
+    ],
+)
+def test_how_much_slower_a_minute_is(minute: Runs, hour: Runs, expected: float) -> None:
+    """Means against means, once there is enough of both."""
+    assert slowdown(minute, hour) == pytest.approx(expected)
+
+
+RUNS = st.builds(Runs, st.integers(0, 1 << 60), st.integers(0, 1 << 60))
+
+
+@given(before=RUNS, minute=RUNS)
+def test_a_minute_and_its_hour(before: Runs, minute: Runs) -> None:
+    """Never a fault, never negative; at most as much slower as the minute's share in the executions allows."""
+    hour = Runs(before.executions + minute.executions, before.ns + minute.ns)
+    found = slowdown(minute, hour)
+    assert hour.since(before) == minute
+    assert 0 <= found <= hour.executions / max(1, minute.executions) * (1 + 1e-9)
+    if found:
+        assert (minute.executions >= 10, before.executions >= MIN_GROUP) == (True, True)
+
+
+@given(count=st.integers(100, 10**9), each=st.integers(1, 10**9), minute=st.integers(10, 10**9))
+def test_a_kernel_that_always_takes_the_same_is_not_slower(count: int, each: int, minute: int) -> None:
+    """However long that is and however often it runs."""
+    found = slowdown(Runs(minute, minute * each), Runs(count + minute, (count + minute) * each))
+    assert found == pytest.approx(1)

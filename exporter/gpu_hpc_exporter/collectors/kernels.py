@@ -152,15 +152,18 @@ def _agents(snapshot: FleetSnapshot) -> Iterator[Family]:
     told = snapshot.kernels
     agents, reasons = metrics.AGENTS.family(), metrics.AGENT_PAUSE_INFO.family()
     overhead, records = metrics.AGENT_OVERHEAD.family(), metrics.AGENT_RECORDS.family()
-    rejected = metrics.AGENT_FILES_REJECTED.family()
+    slowdown, rejected = metrics.AGENT_SLOWDOWN.family(), metrics.AGENT_FILES_REJECTED.family()
     for state, count in (told.agents or {}).items():
         agents.add(count, state)
     for reason in told.reasons:
         reasons.add(1, reason)
     if told.overhead_ratio is not None:
         overhead.add(told.overhead_ratio)
+    for totals in snapshot.gpus:
+        if totals.agent_slowdown is not None:
+            slowdown.add(totals.agent_slowdown, snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
     for result, count in told.records.items():
         records.add(count, result)
     for reason, count in told.rejected.items():
         rejected.add(count, reason)
-    yield from (agents, reasons, overhead, records, rejected)
+    yield from (agents, reasons, overhead, slowdown, records, rejected)

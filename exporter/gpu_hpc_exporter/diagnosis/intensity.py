@@ -69,7 +69,7 @@ def shares(values: Mapping[Quantity, float], duration_ns: int, peaks: Peaks, lin
         nvlink = _link_share(get("nvlink_received_bytes"), get("nvlink_transmitted_bytes"), seconds, peaks.nvlink)
     return Shares(
         get("sm_active"),
-        _busiest(values, _PIPES),
+        busiest_pipe(values),
         get("dram_active"),
         host,
         nvlink,
@@ -93,6 +93,11 @@ def intensities(share: Shares, links: tuple[Link, ...]) -> dict[Unit, float]:
     if share.nvlink is not None and "nvlink" in links:
         found["nvlink"] = min(1.0, share.nvlink / th.LINK_REACHABLE)
     return found
+
+
+def busiest_pipe(values: Mapping[Quantity, float]) -> float | None:
+    """Activity of the pipe that was active longest, None where none was measured."""
+    return _busiest(values, _PIPES)
 
 
 def dram_share(values: Mapping[Quantity, float], duration_ns: int, peak: float | None) -> float | None:

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpu_hpc_exporter.model import Category, Pattern
 from gpu_hpc_exporter.text import bounded
@@ -156,13 +156,25 @@ class _Parts:
             self.functor, self.functor_depth = last, self.angle
 
 
+class Runs(NamedTuple):
+    """Executions of equal name, grid and block in one process, and the nanoseconds that they took in all."""
+
+    executions: int
+    ns: int
+
+    def since(self, before: Runs) -> Runs:
+        """What came after."""
+        return Runs(self.executions - before.executions, self.ns - before.ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """What a kernel did in some minutes. `traced_s`: how long it was watched, in seconds of each process together.
 
     launches: outside of graphs; executions: all, which took `seconds` in all. steady: executions in groups of equal
     name, grid and block that ran often enough to be compared with themselves; deviation: the square root of their mean
-    squared distance from their group's mean, in seconds.
+    squared distance from their group's mean, in seconds. slower: `slowdown` of the group in which it is largest;
+    is_shared: whether other jobs hold the GPU.
     """
 
     traced_s: float
@@ -171,21 +183,41 @@ class Behaviour:
     seconds: float
     steady: int
     deviation: float
+    slower: float = 0.0
+    is_shared: bool = False
 
 
 MIN_GROUP: Final = 100
-"""Executions that a group needs for its spread to tell anything."""
+"""Executions that a group needs for its spread to tell anything, or its mean to be what is usual."""
+_MIN_RECENT: Final = 10
 _MANY_PER_S: Final = 1_000
 _SHORT_S: Final = 50e-6
 _FEW_PER_S: Final = 50
 _LONG_S: Final = 1e-3
 _MIN_STEADY_SHARE: Final = 0.5
+_CONTENDED: Final = 5.0
+
+
+def slowdown(minute: Runs, hour: Runs) -> float:
+    """By how much a group's mean duration of the last minute exceeds that of the last hour, which includes the minute.
+
+    0 where nothing can be told: fewer than 10 executions in the minute are chance, and fewer than 100 before it do not
+    say what is usual. Where less than an hour is known, `hour` is what is known.
+    """
+    if minute.executions < _MIN_RECENT or hour.executions - minute.executions < MIN_GROUP or hour.ns <= 0:
+        return 0.0
+    return (minute.ns / minute.executions) / (hour.ns / hour.executions)
 
 
 def pattern(seen: Behaviour) -> Pattern | None:
-    """The one pattern that a kernel shows, if any (diagnosis.md section 3)."""
+    """The one pattern that a kernel shows, if any (diagnosis.md section 3); the first of these that holds.
+
+    `contended` comes first: it has its cause outside of the kernel, and makes one that is neither look long or jittery.
+    """
     if seen.traced_s <= 0 or seen.executions <= 0 or not math.isfinite(seen.seconds):
         return None
+    if seen.is_shared and seen.slower >= _CONTENDED:
+        return "contended"
     mean_s = seen.seconds / seen.executions
     if seen.launches / seen.traced_s >= _MANY_PER_S and mean_s < _SHORT_S:
         return "many_short"

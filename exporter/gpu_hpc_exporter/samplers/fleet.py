@@ -27,6 +27,7 @@ from gpu_hpc_exporter.model import (
     SourceName,
     State,
     StateChange,
+    Tracing,
     Window,
     WindowsRejected,
     XidError,
@@ -247,6 +248,9 @@ class Fleet:
             self._jobs = event
         else:
             self._kernels.add(event)
+            for uuid, totals in self._totals.items():
+                tracing = None if event.tracing is None else event.tracing.get(uuid, _UNTRACED)
+                totals.add_tracing(event.time_ns, tracing)
 
     def _take_inventory(self, inventory: Inventory) -> None:
         self._driver = inventory.driver
@@ -347,6 +351,9 @@ class Fleet:
         if state.source in WINDOW_SOURCES and totals.is_stale(state.source, state.since_ns, now_ns):
             return replace(state, state="stale", reason="no valid window arrived")
         return state
+
+
+_UNTRACED: Final = Tracing()
 
 
 def _place(state: SourceState) -> tuple[str, str]:

@@ -1,18 +1,24 @@
 """What the agents' files add up to: per (GPU, job) and kernel, without a counter ever going back.
 
 Every file has cumulative counters. What each has gained since it was last read goes to its GPU's and job's account, so
-that neither the end of a process nor that of an agent takes anything away. A row of counters is added up as one large
-integer: a hundred thousand of them are read in a tenth of a second.
+that neither the end of a process nor that of an agent takes anything away.
+
+A hundred thousand slots are read in each look. So slots are added up before they are compared: a file's slots that
+count for the same account are a group, its sum is one large integer of which each 64 bits are a counter, and what the
+sum has gained is what the account gains. Only kernels with series are looked at slot by slot.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import chain, repeat
+from operator import sub
+from typing import Final, Literal
 
 from gpu_hpc_exporter.diagnosis.kernels import MIN_GROUP, OTHER, Behaviour, category, pattern
 from gpu_hpc_exporter.model import (
@@ -28,6 +34,7 @@ from gpu_hpc_exporter.model import (
     KernelAmount,
     Pattern,
 )
+from gpu_hpc_exporter.samplers.kernel_history import History, Mark
 from gpu_hpc_exporter.sources.kernels import layout
 from gpu_hpc_exporter.sources.kernels.files import AgentFile, Reading
 
@@ -73,8 +80,16 @@ _COPIES: Final[Mapping[CopyKind, int]] = {
 }
 _NO_COUNTERS: Final = (0,) * 182
 _MAX_COUNTER: Final = 1 << 60
-_NS_SHIFT: Final = 64 * layout.L_NS
-_LANE: Final = (1 << 64) - 1
+_CUTS: Final = tuple(
+    slice(start, start + layout.LANES_SIZE)
+    for start in range(
+        layout.LANES_OFFSET, layout.LANES_OFFSET + layout.KERNELS * layout.KERNEL_SIZE, layout.KERNEL_SIZE
+    )
+)
+"""Where the row of each slot is in a table."""
+_MARK_NS: Final = 30 * NS
+"""How often a file's slots are looked at one by one: for the ranks of kernels, and for what is usual."""
+_PHASES: Final = 6
 
 
 class LyingError(Exception):
@@ -95,7 +110,7 @@ class _Seen:
     def copy(self) -> _Seen:
         return _Seen(self.launches, self.executions, self.ns, self.steady, self.steady_ns2, self.traced_ns)
 
-    def since(self, before: _Seen) -> Behaviour:
+    def since(self, before: _Seen, slower: float, *, is_shared: bool) -> Behaviour:
         steady = self.steady - before.steady
         deviation_ns2 = (self.steady_ns2 - before.steady_ns2) / steady if steady > 0 else 0.0
         return Behaviour(
@@ -105,24 +120,47 @@ class _Seen:
             (self.ns - before.ns) / NS,
             steady,
             math.sqrt(max(0.0, deviation_ns2)) / NS,
+            slower,
+            is_shared,
         )
 
 
-class Kernel:
-    """A signature within a (GPU, job). `gain`: its row since the last report; busy_ns: from the start."""
+class Tally:
+    """What has been gained since the last report by one kernel, or by all of a category without series: a row."""
 
-    __slots__ = ("busy_ns", "category", "checkpoints", "deviation_ns2", "gain", "has_series", "name", "pair", "seen")
+    __slots__ = ("gain", "kernel")
+
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self.gain = 0
+        self.kernel = kernel
+
+    def take(self) -> int:
+        """What there is, of which nothing is left."""
+        gain, self.gain = self.gain, 0
+        return gain
+
+
+class Kernel:
+    """A signature within a (GPU, job). tally: its category's until it has a series. busy_ns: from the start."""
+
+    __slots__ = ("busy_ns", "category", "checkpoints", "deviation_ns2", "has_series", "name", "pair", "seen", "tally")
 
     def __init__(self, pair: Pair, name: str, kind: Category) -> None:
         self.pair = pair
         self.name = name
         self.category = kind
-        self.gain = 0
+        self.tally = pair.tally(kind)
         self.busy_ns = 0
         self.has_series = False
         self.deviation_ns2 = 0.0
         self.seen = _Seen()
         self.checkpoints: deque[tuple[int, _Seen]] = deque()
+
+    def give_series(self) -> None:
+        """From now on it is told by name."""
+        self.has_series = True
+        self.tally = Tally(self)
+        self.pair.named.append(self)
 
 
 class Pair:
@@ -132,12 +170,16 @@ class Pair:
         self.uuid = uuid
         self.job = job
         self.kernels: dict[str, Kernel] = {}
-        self.rest = Kernel(self, OTHER, "other")
         self.named: list[Kernel] = []
+        self.tallies: dict[Category, Tally] = {}
+        self.rest = Kernel(self, OTHER, "other")
         self.device = list(_NO_COUNTERS)
         self.traced_ns = 0
-        self.last_ns = 0
         self.files = 0
+
+    def tally(self, kind: Category) -> Tally:
+        """That of a category's kernels without series."""
+        return self.tallies.setdefault(kind, Tally())
 
     def kernel(self, name: str) -> Kernel:
         """The account of a signature; the rest's where there are too many."""
@@ -150,46 +192,47 @@ class Pair:
 
 
 @dataclass(slots=True)
+class _Group:
+    """Slots of a file that count for the same account; the sum of their rows, as last read."""
+
+    tally: Tally
+    slots: list[int] = field(default_factory=list)
+    cuts: list[slice] = field(default_factory=list)
+    total: int = 0
+
+
+@dataclass(slots=True)
 class _Account:
     """What was last read of one file, and where it belongs.
 
     places: by the process's device, None where that is no GPU of ours. slots: device and signature of each kernel, its
-    mangled name while the signature is not known; targets: what its gain goes to, None meanwhile; rows: its counters as
-    last read. details: executions, nanoseconds and their squares of slots whose kernels have series. latest: what each
-    of those kernels did in the last window: launch-to-start time, its number, and the longest execution.
+    mangled name while the signature is not known; waiting: which those are; targets: whose each is. series: how many
+    kernels had series when the slots were grouped. table: all counters as last counted, those of waiting slots as they
+    were before. busy: nanoseconds of each slot that its kernel's rank knows of; due_ns: when it must know more. latest:
+    what each kernel with a series did in the last window: launch-to-start time, its number, and the longest execution.
+    slower: by how much the slowest group of each exceeds what is normal for it.
     """
 
+    due_ns: int
     places: dict[int, Pair | None] = field(default_factory=dict)
     slots: list[tuple[int, bytes | str]] = field(default_factory=list)
-    targets: list[Kernel | None] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    details: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
+    targets: list[Kernel] = field(default_factory=list)
+    groups: dict[Tally, _Group] = field(default_factory=dict)
+    series: int = -1
+    table: bytes = b""
+    busy: array[int] = field(default_factory=lambda: array("Q"))
     overflow: list[int] = field(default_factory=lambda: [0] * layout.DEVICES)
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     window: int = 0
-    waiting: set[int] = field(default_factory=set)
     latest: dict[Kernel, list[int]] = field(default_factory=dict)
     latest_until_ns: int = 0
+    history: History = field(default_factory=History)
+    slower: dict[Kernel, float] = field(default_factory=dict)
 
 
 _NOWHERE: Final = Kernel(Pair("", ""), "", "other")
-"""Where gains on GPUs go that are none of ours."""
-
-
-@dataclass(slots=True)
-class _Gains:
-    """What a (GPU, job) has gained since the last report: rows by category, of kernels with series, and of the rest."""
-
-    categories: dict[Category, int] = field(default_factory=dict)
-    named: dict[Kernel, int] = field(default_factory=dict)
-    rest: int = 0
-
-    def add(self, kernel: Kernel, gain: int) -> None:
-        self.categories[kernel.category] = self.categories.get(kernel.category, 0) + gain
-        if kernel.has_series:
-            self.named[kernel] = gain
-        else:
-            self.rest += gain
+"""Where gains on GPUs go that are none of ours, and for now those of kernels whose names are not known yet."""
 
 
 class KernelLedger:
@@ -199,7 +242,8 @@ class KernelLedger:
         self.top_k = top_k
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._pairs: dict[tuple[str, str], Pair] = {}
-        self._touched: list[Kernel] = []
+        self._served: set[str] = set()
+        """GPUs of which some kernel has a series."""
 
     def take(
         self,
@@ -214,17 +258,25 @@ class KernelLedger:
         `place`: UUID and job of a device by its UUID in hex, None where it is no GPU of ours. `name_of`: a kernel's
         signature, None where it has yet to be found: then its gain waits. Raises LyingError.
         """
-        is_new = file.key not in self._accounts
-        account = self._accounts.setdefault(file.key, _Account())
+        account = self._accounts.get(file.key)
+        if account is None:
+            # Not all files in one look.
+            phase = len(self._accounts) % _PHASES
+            account = self._accounts[file.key] = _Account(now_ns + phase * _MARK_NS // _PHASES)
+            if file.is_old:
+                # What was counted before this exporter began belongs to the one before it.
+                _adopt(account, reading, file.windows)
         self._settle(account, reading, place)
-        late = self._extend(account, reading, name_of)
-        if is_new and file.is_old:
-            # What was counted before this exporter began belongs to the one before it.
-            _adopt(account, reading, file.windows)
-            file.must_read = bool(account.waiting)
-            return
+        has_joined = self._resolve(account, reading, name_of)
         self._add_devices(account, reading)
-        self._add_kernels(account, reading, file, late)
+        self._add_kernels(account, reading, file)
+        self._add_overflow(account, reading)
+        is_unserved = any(pair is not None and pair.uuid not in self._served for pair in account.places.values())
+        if has_joined or is_unserved or now_ns >= account.due_ns:
+            _add_busy(account)
+        if now_ns >= account.due_ns:
+            account.due_ns = now_ns + _MARK_NS
+            _compare(account, now_ns)
         file.must_read = bool(account.waiting)
         period_s = file.status.period_s if file.status is not None else 0.0
         account.latest_until_ns = now_ns + round(_MAX_LIVES * period_s * NS)
@@ -249,24 +301,27 @@ class KernelLedger:
         account = self._accounts.get(file.key)
         if account is not None:
             account.latest = {}
+            account.slower = {}
 
-    def report(self, now_ns: int, is_wanted: Callable[[str, str], bool]) -> tuple[GpuActivity, ...]:
-        """Everything gained since the report before. Pairs without files that are not wanted either are forgotten."""
+    def report(
+        self, now_ns: int, is_wanted: Callable[[str, str], bool], is_shared: Callable[[str, str], bool]
+    ) -> tuple[GpuActivity, ...]:
+        """Everything gained since the report before.
+
+        `is_wanted`: whether a job is known to use a GPU; pairs without files that are not wanted either are forgotten.
+        `is_shared`: whether others than this job are known to hold the GPU.
+        """
         self._forget_pairs(is_wanted)
-        others: dict[str, list[Kernel]] = {}
-        gained = {pair: _Gains() for pair in self._pairs.values()}
-        for kernel in self._touched:
-            gain, kernel.gain = kernel.gain, 0
-            kernel.busy_ns += gain >> _NS_SHIFT & _LANE
-            gains = gained.get(kernel.pair)
-            if gains is not None:
-                gains.add(kernel, gain)
-                if not kernel.has_series:
-                    others.setdefault(kernel.pair.uuid, []).append(kernel)
-        self._touched = []
-        self._choose(others)
-        latest = self._latest(now_ns)
-        return tuple(_activity(pair, gains, latest, now_ns) for pair, gains in gained.items())
+        gains = {pair: _Gains(pair) for pair in self._pairs.values()}
+        self._choose({pair for pair, gained in gains.items() if gained.rest})
+        now = self._now(now_ns)
+        busy = [(pair.uuid, pair.job) for pair in self._pairs.values() if pair.files > 0]
+
+        def shares(pair: Pair) -> bool:
+            others = any(uuid == pair.uuid and job != pair.job for uuid, job in busy)
+            return others or is_shared(pair.uuid, pair.job)
+
+        return tuple(_activity(pair, gained, now, now_ns, is_shared=shares(pair)) for pair, gained in gains.items())
 
     # From files to accounts
 
@@ -279,9 +334,9 @@ class KernelLedger:
                 pair.files -= 1
             for pair in {pair for pair in places.values() if pair is not None}:
                 pair.files += 1
-            account.targets = []
+            account.targets, account.groups, account.series = [], {}, -1
             account.latest = {}
-            account.details = {}
+            account.slower = {}
 
     def _pair(self, key: tuple[str, str] | None) -> Pair | None:
         if key is None:
@@ -294,15 +349,15 @@ class KernelLedger:
             pair = self._pairs[key] = Pair(*key)
         return pair
 
-    def _extend(self, account: _Account, reading: Reading, name_of: Callable[[bytes], str | None]) -> Collection[int]:
-        """Targets of new slots, and of those whose names were not known before; the latter are answered."""
-        account.slots += reading.names
-        account.rows += [0] * len(reading.names)
-        begin = len(account.targets)
-        late = account.waiting
+    def _resolve(self, account: _Account, reading: Reading, name_of: Callable[[bytes], str | None]) -> bool:
+        """Find out whose each new slot is, and each whose name was not known before; whether any joined a group."""
+        first = len(reading.table) // layout.KERNEL_SIZE - len(reading.names)
+        account.slots += reading.names[len(account.slots) - first :]  # all names come again when a file was rewound
+        begin, waited = len(account.targets), account.waiting
         account.waiting = set()
-        account.targets += [None] * (len(account.slots) - begin)
-        for slot in (*(slot for slot in late if slot < begin), *range(begin, len(account.slots))):
+        account.targets += [_NOWHERE] * (len(account.slots) - begin)
+        resolved: Collection[int] = (*(slot for slot in waited if slot < begin), *range(begin, len(account.slots)))
+        for slot in resolved:
             device, name = account.slots[slot]
             pair = account.places.get(device)
             found = name_of(name) if isinstance(name, bytes) else name
@@ -311,7 +366,13 @@ class KernelLedger:
                 continue
             account.slots[slot] = (device, found)
             account.targets[slot] = pair.kernel(found) if pair is not None else _NOWHERE
-        return late
+        series = sum(len(pair.named) for pair in account.places.values() if pair is not None)
+        if series != account.series:
+            account.series, account.groups = series, {}
+            resolved = range(len(account.slots))
+        for slot in resolved:
+            _join(account, slot)
+        return bool(resolved)
 
     def _add_devices(self, account: _Account, reading: Reading) -> None:
         for index, _, counters in reading.devices:
@@ -326,89 +387,107 @@ class KernelLedger:
             if pair is not None:
                 pair.device = [have + gain for have, gain in zip(pair.device, gains, strict=True)]
 
-    def _add_kernels(self, account: _Account, reading: Reading, file: AgentFile, late: Collection[int]) -> None:
-        """Add the gains of the slots that a window has changed since they were last read, and of `late` ones.
+    def _add_kernels(self, account: _Account, reading: Reading, file: AgentFile) -> None:
+        """Add what each group has gained. A counter of it that goes back leaves the highest bits of its lane set.
 
-        This runs a hundred thousand times in each look: no call and no object too many. A counter that goes back leaves
-        the highest bits of its lane set. Raises LyingError.
+        Raises LyingError.
         """
-        table, rows, targets, touched = reading.table, account.rows, account.targets, self._touched
-        last, account.window = account.window, file.windows
-        if account.window != last:
-            account.latest = {}
-        to_int, size, high = int.from_bytes, layout.KERNEL_SIZE, layout.HIGH
-        slots = zip(layout.ROW.iter_unpack(table), targets, rows, strict=False)
-        for slot, ((lanes, window), target, before) in enumerate(slots):
-            if target is None or (window <= last and slot not in late):
-                continue
-            row = to_int(lanes, "little")
-            gain = row - before
+        table = reading.table
+        if len(table) < len(account.table):
+            raise LyingError
+        if account.window != file.windows:
+            account.window, account.latest = file.windows, {}
+        for group in account.groups.values():
+            total = _total(table, group.cuts)
+            gain = total - group.total
             if not gain:
                 continue
-            if gain & high:
+            if gain & layout.HIGH:
                 raise LyingError
-            rows[slot] = row
-            if not target.gain:
-                touched.append(target)
-            target.gain += gain
-            if target.has_series:
-                _add_details(account, target, slot, layout.DETAILS.unpack_from(table, slot * size))
-        self._add_overflow(account, reading)
+            group.total = total
+            group.tally.gain += gain
+            if group.tally.kernel is not None:
+                _add_details(account, group.tally.kernel, group.slots, table)
+        account.table = _with_rows_of(account.table, table, account.waiting) if account.waiting else table
 
     def _add_overflow(self, account: _Account, reading: Reading) -> None:
         """Kernels for which there was no room: they have no names."""
         for index, pair in account.places.items():
-            start = index * layout.KERNEL_SIZE + layout.LANES_OFFSET
-            row = int.from_bytes(reading.overflow[start : start + layout.LANES_SIZE], "little")
+            row = _row(reading.overflow, index)
             gain = row - account.overflow[index]
             account.overflow[index] = row
             if gain & layout.HIGH:
                 raise LyingError
             if gain and pair is not None:
-                if not pair.rest.gain:
-                    self._touched.append(pair.rest)
-                pair.rest.gain += gain
+                pair.rest.tally.gain += gain
 
     # From accounts to reports
 
-    def _choose(self, others: Mapping[str, list[Kernel]]) -> None:
+    def _choose(self, gained: Collection[Pair]) -> None:
         """Give series to the busiest kernels of each GPU. Only what has run since the last time can have become one."""
         named: dict[str, list[Kernel]] = {}
         for pair in self._pairs.values():
             named.setdefault(pair.uuid, []).extend(pair.named)
         left = MAX_NAMED_KERNELS - sum(len(kernels) for kernels in named.values())
-        for uuid, kernels in others.items():
-            have = named.get(uuid, [])
-            room = min(MAX_KERNELS_OF_GPU - len(have), left)
+        for uuid, kernels in named.items():
+            room = min(MAX_KERNELS_OF_GPU - len(kernels), left)
             if room > 0:
-                left -= _give_series(have, kernels, self.top_k, room)
+                pairs = [pair for pair in self._pairs.values() if pair.uuid == uuid and pair in gained]
+                left -= _give_series(kernels, pairs, self.top_k, room)
+        self._served = {pair.uuid for pair in self._pairs.values() if pair.named}
 
     def _forget_pairs(self, is_wanted: Callable[[str, str], bool]) -> None:
         for key, pair in list(self._pairs.items()):
             if pair.files <= 0 and not is_wanted(*key):
                 del self._pairs[key]
 
-    def _latest(self, now_ns: int) -> dict[Kernel, list[int]]:
-        """Launch-to-start time and number, and the longest execution, of all processes' last windows."""
-        latest: dict[Kernel, list[int]] = {}
+    def _now(self, now_ns: int) -> _Now:
+        """Of all processes' last windows, and of their last comparisons, those that are not too old."""
+        now = _Now()
         for account in self._accounts.values():
             if now_ns > account.latest_until_ns:
-                account.latest = {}
+                account.latest, account.slower = {}, {}
             for kernel, (latency_ns, count, longest_ns) in account.latest.items():
-                have = latest.setdefault(kernel, [0, 0, 0])
+                have = now.latest.setdefault(kernel, [0, 0, 0])
                 have[0] += latency_ns
                 have[1] += count
                 have[2] = max(have[2], longest_ns)
-        return latest
+            for kernel, slower in account.slower.items():
+                now.slower[kernel] = max(slower, now.slower.get(kernel, 0.0))
+        return now
 
 
-def _activity(pair: Pair, gains: _Gains, latest: Mapping[Kernel, list[int]], now_ns: int) -> GpuActivity:
+@dataclass(slots=True)
+class _Now:
+    """By kernel: launch-to-start time and number and the longest execution; by how much its slowest group is slower."""
+
+    latest: dict[Kernel, list[int]] = field(default_factory=dict)
+    slower: dict[Kernel, float] = field(default_factory=dict)
+
+
+class _Gains:
+    """What a (GPU, job) has gained since the last report: rows by category, of kernels with series, and of the rest."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.categories = {kind: gain for kind, tally in pair.tallies.items() if (gain := tally.take())}
+        self.rest = sum(self.categories.values())
+        self.named = {kernel: kernel.tally.take() for kernel in pair.named}
+        for kernel, gain in self.named.items():
+            if gain:
+                self.categories[kernel.category] = self.categories.get(kernel.category, 0) + gain
+
+
+def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: bool) -> GpuActivity:
     counters, pair.device = pair.device, list(_NO_COUNTERS)
     pair.traced_ns += counters[layout.D_TRACED]
     kernels = {kernel.name: _amount(kernel, gains.named.get(kernel, 0)) for kernel in pair.named}
     kernels[OTHER] = _amount(pair.rest, gains.rest)
-    patterns = {kernel.name: found for kernel in pair.named if (found := _pattern(kernel, now_ns)) is not None}
-    told = {kernel.name: latest[kernel] for kernel in pair.named if kernel in latest}
+    patterns = {
+        kernel.name: found
+        for kernel in pair.named
+        if (found := _pattern(kernel, now_ns, now.slower.get(kernel, 0.0), is_shared=is_shared)) is not None
+    }
+    told = {kernel.name: now.latest[kernel] for kernel in pair.named if kernel in now.latest}
     queue = tuple(counters[layout.D_QUEUE_BUCKETS : layout.D_QUEUE_BUCKETS + DURATION_BUCKETS])
     return GpuActivity(
         pair.uuid,
@@ -424,51 +503,111 @@ def _activity(pair: Pair, gains: _Gains, latest: Mapping[Kernel, list[int]], now
     )
 
 
+def _row(table: bytes, slot: int) -> int:
+    return int.from_bytes(table[_CUTS[slot]], "little")
+
+
+def _total(table: bytes, cuts: Iterable[slice]) -> int:
+    """The sum of these rows; one that a table does not have yet is 0."""
+    to_int: Callable[[bytes, Literal["little"]], int] = int.from_bytes
+    order: repeat[Literal["little"]] = repeat("little")
+    return sum(map(to_int, map(table.__getitem__, cuts), order))
+
+
+def _column(table: bytes, lane: int) -> array[int]:
+    """One counter of all slots."""
+    words = memoryview(table).cast("Q")
+    return array("Q", words[layout.LANES_OFFSET // 8 + lane :: layout.KERNEL_SIZE // 8].tobytes())
+
+
+def _join(account: _Account, slot: int) -> None:
+    """Put a slot into its kernel's group. What it gains from where it stood counts there."""
+    tally = account.targets[slot].tally
+    if tally is _NOWHERE.tally:
+        return
+    group = account.groups.get(tally)
+    if group is None:
+        group = account.groups[tally] = _Group(tally)
+    group.slots.append(slot)
+    group.cuts.append(_CUTS[slot])
+    group.total += _row(account.table, slot)
+
+
+def _with_rows_of(old: bytes, new: bytes, slots: Iterable[int]) -> bytes:
+    """The new table, but for these slots: what they gain is counted when it is known whose it is."""
+    table = bytearray(new)
+    for slot in slots:
+        cut = _CUTS[slot]
+        table[cut] = old[cut] or bytes(layout.LANES_SIZE)
+    return bytes(table)
+
+
 def _adopt(account: _Account, reading: Reading, window: int) -> None:
-    """Begin where the file stands."""
-    account.rows = [int.from_bytes(lanes, "little") for lanes, _ in layout.ROW.iter_unpack(reading.table)]
-    account.overflow = [int.from_bytes(lanes, "little") for lanes, _ in layout.ROW.iter_unpack(reading.overflow)]
+    """Begin where the file stands. Raises LyingError."""
+    account.table = reading.table
+    account.overflow = [_row(reading.overflow, device) for device in range(layout.DEVICES)]
     account.devices = {index: counters for index, _, counters in reading.devices}
     account.window = window
-    if any(row & layout.HIGH for row in (*account.rows, *account.overflow)):
+    count = len(reading.table) // layout.KERNEL_SIZE
+    account.busy = _column(account.table, layout.L_NS)
+    if any(row & layout.HIGH for row in (*(_row(reading.table, slot) for slot in range(count)), *account.overflow)):
         raise LyingError
 
 
-def _add_details(account: _Account, kernel: Kernel, slot: int, details: tuple[Any, ...]) -> None:
-    """The spread of a slot, whose executions are of equal name, grid and block, and its part of the last window.
+def _add_busy(account: _Account) -> None:
+    """What each slot's kernel has run: it decides which get series."""
+    before, account.busy = account.busy, _column(account.table, layout.L_NS)
+    for kernel, gain in zip(account.targets, map(sub, account.busy, chain(before, repeat(0))), strict=True):
+        kernel.busy_ns += gain
 
-    What a slot did before its kernel had series does not count: with nothing to compare, this time is the first.
-    """
-    executions, ns, squared, window, longest_ns, latency_ns, count = details
-    before = account.details.get(slot)
-    account.details[slot] = (executions, ns, squared)
-    if before is not None and executions:
-        was, was_ns, was_squared = before
-        gain = (squared - ns * ns / executions) - (was_squared - was_ns * was_ns / was if was else 0.0)
+
+def _add_details(account: _Account, kernel: Kernel, slots: Iterable[int], table: bytes) -> None:
+    """The spread of slots, each of whose executions are of equal name, grid and block, and their part of the window."""
+    size, known, unpack, unpack_spread = layout.KERNEL_SIZE, len(account.table), *_UNPACKERS
+    seen = kernel.seen
+    for start in (slot * size for slot in slots):
+        executions, ns, squared, window, longest_ns, latency_ns, count = unpack(table, start)
+        was, was_ns, was_squared = unpack_spread(account.table, start) if start < known else (0, 0, 0.0)
+        if executions == was or not executions:
+            continue
+        gain = squared - ns * (ns / executions)
+        if was:
+            gain -= was_squared - was_ns * (was_ns / was)
         gain = gain if 0 < gain < math.inf else 0.0
         kernel.deviation_ns2 += gain
         if executions >= MIN_GROUP:
-            kernel.seen.steady += executions - was
-            kernel.seen.steady_ns2 += gain
-    if window == account.window:
-        have = account.latest.get(kernel)
-        if have is None:
-            account.latest[kernel] = [latency_ns, count, longest_ns]
-        else:
+            seen.steady += executions - was
+            seen.steady_ns2 += gain
+        if window == account.window:
+            have = account.latest.setdefault(kernel, [0, 0, 0])
             have[0] += latency_ns
             have[1] += count
             have[2] = max(have[2], longest_ns)
 
 
-def _give_series(named: list[Kernel], others: list[Kernel], top_k: int, room: int) -> int:
-    """How many of the others got series, since they are among the busiest of all."""
+_UNPACKERS: Final = (layout.DETAILS.unpack_from, layout.SPREAD.unpack_from)
+
+
+def _compare(account: _Account, now_ns: int) -> None:
+    """Find kernels that took longer in the last minute than is usual for them."""
+    now = Mark(now_ns, _column(account.table, layout.L_EXECUTIONS), account.busy)
+    account.slower = {
+        group.tally.kernel: account.history.slowest(now, group.slots)
+        for group in account.groups.values()
+        if group.tally.kernel is not None
+    }
+    account.history.add(now)
+
+
+def _give_series(named: list[Kernel], pairs: Iterable[Pair], top_k: int, room: int) -> int:
+    """How many others of these pairs got series, since they are among the busiest of all of their GPU."""
     least_ns = sorted((kernel.busy_ns for kernel in named), reverse=True)[top_k - 1 : top_k] or [0]
-    candidates = [k for k in others if k.busy_ns > least_ns[0] and k is not k.pair.rest]
+    least = least_ns[0]
+    candidates = [k for pair in pairs for k in pair.kernels.values() if k.busy_ns > least and not k.has_series]
     busiest = heapq.nsmallest(top_k, [*named, *candidates], key=_by_time)
     chosen = [kernel for kernel in busiest if not kernel.has_series][:room]
     for kernel in chosen:
-        kernel.has_series = True
-        kernel.pair.named.append(kernel)
+        kernel.give_series()
     return len(chosen)
 
 
@@ -502,7 +641,7 @@ def _copies(counters: list[int], start: int) -> CopyAmount:
     )
 
 
-def _pattern(kernel: Kernel, now_ns: int) -> Pattern | None:
+def _pattern(kernel: Kernel, now_ns: int, slower: float, *, is_shared: bool) -> Pattern | None:
     """What the last five minutes look like, from a minute on."""
     marks = kernel.checkpoints
     if not marks or now_ns - marks[-1][0] >= _CHECKPOINT_NS:
@@ -510,4 +649,6 @@ def _pattern(kernel: Kernel, now_ns: int) -> Pattern | None:
         while len(marks) > 1 and now_ns - marks[1][0] >= _PATTERN_NS:
             marks.popleft()
     begin_ns, before = marks[0]
-    return pattern(kernel.seen.since(before)) if now_ns - begin_ns >= _MIN_PATTERN_NS else None
+    if now_ns - begin_ns < _MIN_PATTERN_NS:
+        return None
+    return pattern(kernel.seen.since(before, slower, is_shared=is_shared))

@@ -35,6 +35,7 @@ from gpu_hpc_exporter.model import (
 )
 from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, Placement
 from gpu_hpc_exporter.samplers.kernel_ledger import KernelLedger, LyingError
+from gpu_hpc_exporter.samplers.tracing import Moment, TracingTimes
 from gpu_hpc_exporter.sources.kernels.demangle import Demangler
 from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles, Reading, make_folder
 
@@ -103,6 +104,7 @@ class KernelSampler:
         self._demangler = Demangler(_signature)
         self._known: dict[tuple[str, int], _Owner] = {}
         self._rejected: dict[str, int] = {}
+        self._tracing = TracingTimes()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kernels", daemon=True)
 
@@ -158,9 +160,12 @@ class KernelSampler:
         if settings != self._in_use:
             self._begin(settings)
         look = _Look(self._clock(), time.time_ns(), time.monotonic() + _NAMING_S)
+        files = []
         try:
             for file, reading in self._files.scan():
                 self._take(look, file, reading)
+                if not file.rejected:
+                    files.append(file)
         except OSError as error:
             self._tell(*_condition(error, settings.directory))
             return
@@ -171,12 +176,13 @@ class KernelSampler:
         self._sink.put(
             KernelReport(
                 look.now_ns,
-                self._ledger.report(look.now_ns, self._is_in_force),
+                self._ledger.report(look.now_ns, self._is_in_force, self._is_shared),
                 {state: look.states[state] for state in AGENT_STATES},
                 tuple(sorted(look.reasons)),
                 look.overhead_ratio,
                 {result: look.records[result] for result in RECORD_RESULTS},
                 self._newly_rejected(),
+                self._tracing.look(Moment(look.now_ns, look.wall_ns, self._clock()), files, self._gpus),
             )
         )
 
@@ -290,6 +296,10 @@ class KernelSampler:
     def _is_in_force(self, uuid: str, job: str) -> bool:
         rows = self._rows(uuid)
         return rows is not None and any(row.job.job == job for row in rows.jobs)
+
+    def _is_shared(self, uuid: str, job: str) -> bool:
+        rows = self._rows(uuid)
+        return rows is not None and any(row.job.job != job for row in rows.jobs)
 
     def _tell(self, state: State, reason: str) -> None:
         if self._told == (state, reason):

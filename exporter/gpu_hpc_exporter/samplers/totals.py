@@ -8,6 +8,7 @@ from typing import Final, get_args
 
 from gpu_hpc_exporter.diagnosis.classify import BottleneckClass
 from gpu_hpc_exporter.diagnosis.intensity import UNITS, Peaks, Unit, dram_share, l2_miss_share
+from gpu_hpc_exporter.diagnosis.slowdown import AgentSlowdown
 from gpu_hpc_exporter.model import (
     CLOCK_EVENT_PREFIX,
     COUNT_QUANTITIES,
@@ -26,6 +27,7 @@ from gpu_hpc_exporter.model import (
     Reading,
     Readings,
     State,
+    Tracing,
     Window,
     WindowSource,
     WindowsRejected,
@@ -56,6 +58,7 @@ class GpuSnapshot:
     stopped. `leader`: whose windows are classified now, `truths`: from whose windows each quantity is counted now.
     `l2_miss_ratio`: missed by requested sectors over the gauge window, `l2_definition` what "missed" means.
     `readings`: empty when stale. `processes`: None when stale, or where no list can be had or trusted.
+    `agent_slowdown`: share of its progress that is lost while a kernel agent traces, None where nobody can say.
     """
 
     gpu: Gpu
@@ -81,6 +84,7 @@ class GpuSnapshot:
     rejected: Mapping[tuple[str, str], int]
     incidents: Mapping[Incident, int]
     processes: tuple[GpuProcess, ...] | None
+    agent_slowdown: float | None
 
 
 class GpuTotals:
@@ -90,6 +94,7 @@ class GpuTotals:
         self.gauge_window_ns = gauge_window_ns
         self._ledger = Ledger(gpu.links)
         self._merge = Merge(self._ledger)
+        self._slowdown = AgentSlowdown()
         self.gpu = gpu
         self._observed_ns: dict[WindowSource, int] = {}
         self._windows: dict[tuple[WindowSource, str], int] = {}
@@ -125,11 +130,10 @@ class GpuTotals:
         self._count_gap(source, begin_ns, window)
         self._ledger.tracks[source].checkpoint(begin_ns, self.gauge_window_ns)
         self._ledger.slowed_down = self._is_slowed_down and self.has_fresh_readings(end_ns)
-        if source == "gpm":
-            covered_ns = self._merge.add_gpm(Stretch(begin_ns, end_ns, window.values))
-        else:
-            values = self._with_dram_share(window.values, duration_ns)
-            covered_ns = self._merge.add_pm(Stretch(begin_ns, end_ns, values))
+        values = window.values if source == "gpm" else self._with_dram_share(window.values, duration_ns)
+        stretch = Stretch(begin_ns, end_ns, values)
+        covered_ns = self._merge.add_gpm(stretch) if source == "gpm" else self._merge.add_pm(stretch)
+        self._slowdown.add_window(source, begin_ns, end_ns, values)
         self._observed_ns[source] = self._observed_ns.get(source, 0) + covered_ns
         self._last_window_ns[source] = end_ns
         self._count_windows(source, "late" if window.late else "valid", 1)
@@ -212,6 +216,10 @@ class GpuTotals:
         if used is not None and attributed is not None and attributed > used:
             self.add_rejected("memory_unattributed_bytes", "negative")
 
+    def add_tracing(self, time_ns: int, tracing: Tracing | None) -> None:
+        """When agents traced this GPU, up to `time_ns`; None where that is not known."""
+        self._slowdown.add_tracing(time_ns, tracing)
+
     def snapshot(self, now_ns: int) -> GpuSnapshot:
         """An immutable copy as of `now_ns`, with values that went stale left out."""
         recent = {
@@ -245,6 +253,7 @@ class GpuTotals:
             rejected=self._rejected.copy(),
             incidents=self._incidents.copy(),
             processes=self._fresh_processes(now_ns),
+            agent_slowdown=self._slowdown.slowdown(now_ns),
         )
 
     def _l2_miss_ratio(self, mean: Mapping[str, float]) -> float | None:

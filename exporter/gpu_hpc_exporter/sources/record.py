@@ -118,7 +118,8 @@ class Recorder:
         if isinstance(event, KernelReport):
             self._sources.add("kernels")
             masked = tuple(replace(activity, uuid=self._mask(activity.uuid)) for activity in event.activities)
-            return replace(event, activities=masked)
+            tracing = None if event.tracing is None else {self._mask(u): told for u, told in event.tracing.items()}
+            return replace(event, activities=masked, tracing=tracing)
         if isinstance(event, Inventory | DriverError | GpuFellOff) or not event.uuid:
             return event
         if isinstance(event, GpuProcesses) and event.processes is not None:

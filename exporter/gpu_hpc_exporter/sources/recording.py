@@ -42,6 +42,7 @@ from gpu_hpc_exporter.model import (
     SourceName,
     State,
     StateChange,
+    Tracing,
     Window,
     WindowSource,
     WindowsRejected,
@@ -62,6 +63,8 @@ _MAX_LIBRARIES: Final = 64
 MAX_PROCESSES: Final = 65_536
 MAX_ACTIVITIES: Final = 256
 _MAX_KERNELS: Final = 64
+MAX_SPANS: Final = 256
+"""Times of tracing of one GPU in one line."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
@@ -169,6 +172,7 @@ class KernelLine(msgspec.Struct, tag="kernel", tag_field="type", frozen=True, om
     overhead: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     records: dict[RecordResult, Count] = {}
     rejected: dict[Text, Count] = {}
+    tracing: dict[Text, Tracing] | None = None
 
 
 Line = (
@@ -227,6 +231,7 @@ def _encode_kernels(report: KernelReport, seconds: float) -> Line:
         report.overhead_ratio,
         dict(report.records),
         dict(report.rejected),
+        None if report.tracing is None else dict(report.tracing),
     )
 
 
@@ -304,9 +309,27 @@ def _decode_kernels(line: KernelLine, time_ns: int) -> KernelReport:
         raise msgspec.ValidationError("activities need jobs, each (GPU, job) once")
     for activity in line.activities:
         _check_activity(activity)
+    _check_tracing(line.tracing or {})
     return KernelReport(
-        time_ns, tuple(line.activities), line.agents, tuple(line.reasons), line.overhead, line.records, line.rejected
+        time_ns,
+        tuple(line.activities),
+        line.agents,
+        tuple(line.reasons),
+        line.overhead,
+        line.records,
+        line.rejected,
+        line.tracing,
     )
+
+
+def _check_tracing(gpus: Mapping[str, Tracing]) -> None:
+    for tracing in gpus.values():
+        if len(tracing.ended) > MAX_SPANS:
+            raise msgspec.ValidationError(f"{len(tracing.ended)} times of tracing: expected up to {MAX_SPANS}")
+        if not 0 <= tracing.open_ns < _MAX_AMOUNT or any(
+            not 0 <= end_ns <= begin_ns < _MAX_AMOUNT for begin_ns, end_ns in tracing.ended
+        ):
+            raise msgspec.ValidationError("times of tracing begin before they end, and end before the line")
 
 
 def _check_activity(activity: GpuActivity) -> None:

@@ -32,7 +32,7 @@ MAX_ENTRIES: Final = 4096
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 256
 MAX_KERNELS_OF_USER: Final = 300_000
-"""Slots in use in all files of a user: each costs the reader about 300 bytes."""
+"""Slots in use in all files of a user: each costs the reader about 400 bytes."""
 MAX_STRINGS_OF_USER: Final = 64 << 20
 """Bytes of names in all files of a user; they are kept until they are demangled."""
 KEPT_DEAD_S: Final = 60.0
@@ -64,7 +64,10 @@ class RejectedError(Exception):
 
 @dataclass(slots=True)
 class Status:
-    """The changing part of a header; times by CLOCK_REALTIME."""
+    """The changing part of a header; times by CLOCK_REALTIME.
+
+    traces: how many times of tracing there were, the one that goes on included; intervals: the last of them, packed.
+    """
 
     heartbeat_ns: int
     state: str
@@ -76,6 +79,8 @@ class Status:
     period_s: float
     kernels: int
     strings: int
+    traces: int
+    intervals: bytes
 
 
 @dataclass(slots=True)
@@ -83,6 +88,7 @@ class AgentFile:
     """One process's file. is_old: it was there at the first scan. kernels, strings: slots and bytes of names read.
 
     must_read: its kernels are wanted though no new window has come. died_s: when its process was seen to be gone.
+    uuids: of its devices, in hex, once a window has been published.
     """
 
     name: str
@@ -100,6 +106,7 @@ class AgentFile:
     died_s: float | None = None
     torn: int = 0
     rejected: str = ""
+    uuids: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -294,6 +301,7 @@ class AgentFiles:
             file.status, file.windows, file.must_read = status, status.windows, False
             if reading is not None:
                 file.kernels, file.strings = status.kernels, status.strings
+                file.uuids = tuple(uuid for _, uuid, _ in reading.devices)
             return reading
         file.torn += 1
         if file.torn == _TORN_SCANS:
@@ -359,7 +367,7 @@ def _parse_status(head: bytes) -> Status:
     overhead = values[9]
     records = values[14:18]
     windows, period_s = values[19], values[23]
-    kernels, strings = values[26:28]
+    kernels, strings, traces = values[26], values[27], values[29]
     if kernels > layout.KERNELS or strings > layout.STRINGS or max(records) >= 1 << 60 or windows >= 1 << 60:
         raise RejectedError("lying")
     return Status(
@@ -372,6 +380,8 @@ def _parse_status(head: bytes) -> Status:
         period_s if 0 < period_s <= _MAX_PERIOD_S else _MAX_PERIOD_S,
         kernels,
         strings,
+        traces,
+        head[layout.INTERVALS_OFFSET :],
     )
 
 
@@ -382,12 +392,13 @@ def _copy(descriptor: int, file: AgentFile, status: Status) -> Reading:
     """All counters, and the names of new slots. Raises RejectedError for a shortened file or an impossible name."""
     table = _exactly(descriptor, status.kernels * layout.KERNEL_SIZE, layout.KERNEL_OFFSET)
     overflow = _exactly(descriptor, layout.DEVICES * layout.KERNEL_SIZE, layout.OVERFLOW_OFFSET)
+    data = _exactly(descriptor, layout.DEVICES * layout.DEVICE_SIZE, layout.DEVICE_OFFSET)
     devices = []
-    for index, row in enumerate(
-        layout.DEVICE.iter_unpack(_exactly(descriptor, layout.DEVICES * layout.DEVICE_SIZE, layout.DEVICE_OFFSET))
-    ):
-        if row[1]:
-            devices.append((index, row[0].hex(), row[3:]))
+    for index in range(layout.DEVICES):
+        place = index * layout.DEVICE_SIZE
+        if any(data[place + layout.USED : place + layout.USED + 4]):
+            uuid, _, _, *counters = layout.DEVICE.unpack_from(data, place)
+            devices.append((index, uuid.hex(), tuple(counters)))
     return Reading(devices, table, overflow, _names(descriptor, file.kernels, table, status))
 
 

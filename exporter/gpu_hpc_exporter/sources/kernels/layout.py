@@ -44,8 +44,12 @@ STATUS_OFFSET: Final = SEQUENCE_OFFSET + SEQUENCE.size
 STATUS: Final = struct.Struct("<QIIQiI40sIIddddQ5Q3QddQIIIIQ")
 """From heartbeat_ns to intervals_total."""
 ENVIRONMENT_OFFSET: Final = HEADER_SIZE - MAX_ENVIRONMENT
-HEAD_SIZE: Final = STATUS_OFFSET + STATUS.size
-"""All of a header that changes often: neither intervals nor environment."""
+INTERVALS: Final = 64
+INTERVALS_OFFSET: Final = STATUS_OFFSET + STATUS.size
+INTERVAL: Final = struct.Struct("<QQ")
+"""Begin and end of tracing by CLOCK_REALTIME; end 0: it goes on."""
+HEAD_SIZE: Final = INTERVALS_OFFSET + INTERVALS * INTERVAL.size
+"""All of a header that changes: everything but the environment."""
 
 STATES: Final = ("waiting", "tracing", "paused", "off")
 REASONS: Final = (
@@ -67,6 +71,7 @@ REASONS: Final = (
 
 DEVICE: Final = struct.Struct("<16sII182Q")
 """uuid, used, padding, counters."""
+USED: Final = 16
 D_TRACED, D_DEVICE_TRACED, D_BUSY, D_COMPUTE, D_COMMUNICATION, D_COPY, D_OVERLAP = range(7)
 D_IDLE_HOST, D_IDLE_QUEUE, D_IDLE_OTHER = 7, 8, 9
 D_LAUNCH_API, D_QUEUE_NS, D_QUEUE_BUCKETS = 11, 13, 14
@@ -87,10 +92,10 @@ LANES_OFFSET: Final = 40
 LANES: Final = 16
 L_EXECUTIONS, L_LAUNCHES, L_NS, L_SQUARED, L_MAX, L_LATENCY_NS, L_LATENCY_COUNT, L_BUCKETS = range(8)
 LANES_SIZE: Final = 8 * LANES
-ROW: Final = struct.Struct("<40x128sQ40x")
-"""All of a slot that is added up, as one, and the number of the last window with it."""
 DETAILS: Final = struct.Struct("<40xQ8xQd96xQ16x3Q")
 """executions, ns, ns_squared, window; of that window: max_ns, latency_ns, latency_count."""
+SPREAD: Final = struct.Struct("<40xQ8xQd144x")
+"""The first three of them."""
 
 _LANE: Final = (1 << 64) - 1
 ALL_LANES: Final = (1 << 64 * LANES) - 1
