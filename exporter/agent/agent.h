@@ -91,19 +91,29 @@ void records_take(uint8_t *buffer, size_t valid, bool keep);
 
 /* ---- pairs ---- */
 
-enum pair_side { PAIR_FREE = 0, PAIR_LAUNCH, PAIR_GRAPH, PAIR_COPY_CALL, PAIR_KERNEL, PAIR_COPY };
+enum pair_side { PAIR_FREE = 0, PAIR_LAUNCH, PAIR_GRAPH, PAIR_COPY_CALL, PAIR_KERNEL, PAIR_TIMELESS_KERNEL, PAIR_COPY };
 /* The place of a kind of copy in agent_device.copies. */
 struct copy_place {
     uint8_t direction, memory;
 };
 /* Calls, that began in the window, and work; either side may come first. interval: see unions_add. is_edge: began
  * while kernels were being switched on or off, and counts only when its kernel was recorded. */
-void pairs_launch(uint32_t correlation, uint64_t begin, uint64_t end, bool is_edge);
+void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end, bool is_edge);
 void pairs_graph(uint32_t correlation, uint64_t begin, uint64_t end);
 void pairs_copy_call(uint32_t correlation, uint64_t begin, uint64_t end);
 void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t start, uint32_t interval);
+void pairs_timeless_kernel(uint32_t correlation, uint32_t device); /* whose record has no valid times */
 void pairs_copy(uint32_t correlation, uint32_t device, struct copy_place place, uint32_t interval);
 void pairs_node(uint32_t correlation, uint32_t device, uint32_t interval);
+/* Launches so far, and how many more of them than of kernels are without their other half. */
+struct unpaired {
+    uint64_t launches, missing;
+};
+struct unpaired pairs_unpaired(void);
+/* The thread with the most launches that wait, from then on watched; and the same of it, over a window so short that
+ * no place is needed twice. */
+void pairs_watch_poorest(void);
+struct unpaired pairs_watched(void);
 /* Nothing more comes: what still waits is counted as it is, or forgotten. */
 void pairs_close(void);
 void pairs_forget(void);
@@ -178,6 +188,20 @@ struct finished {
 void sums_publish(const struct finished *window);
 /* Throws the window away; its kept records become dropped ones. */
 void sums_discard(void);
+/* The same, and nothing is told of it. */
+void sums_forget(void);
+
+/* ---- repair ---- */
+
+/* Whether the window that is complete now lacks kernels; then a repair has begun. continues: work may still run. */
+bool repair_begins(uint64_t now, bool continues);
+bool repair_goes_on(void);
+uint64_t repair_length(void); /* of the next try */
+/* After a try that traced for so long (ns), whose records are all here: whether the repair has ended, and how. */
+enum repair { REPAIR_GOES_ON, REPAIR_DONE, REPAIR_FAILED };
+enum repair repair_judge(uint64_t now, uint64_t traced);
+uint64_t repair_spent(void); /* tracing, by the last one, ns */
+void repair_end(void);       /* whatever became of it */
 
 /* ---- windows ---- */
 

@@ -204,6 +204,11 @@ static void *find_library(const char *cuda_home)
         library = open_library("%s/extras/CUPTI/lib64/libcupti.so.%u", cuda_home, major);
     if (!library && *cuda_home && major == 13)
         library = open_library("%s/extras/CUPTI/lib64/libcupti.so.%u", cuda_home, 12);
+    /* A runtime that is linked statically tells nothing: where this machine's libraries are. */
+    if (!library && major)
+        library = open_library("%slibcupti.so.%u", "", major);
+    if (!library && major == 13)
+        library = open_library("%slibcupti.so.%u", "", 12);
     return library;
 }
 

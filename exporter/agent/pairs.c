@@ -11,6 +11,7 @@ struct waiting {
     uint32_t correlation;
     uint32_t generation;   /* other than now: free */
     uint32_t slot, interval;
+    uint32_t thread;       /* of a launch */
     uint8_t side;          /* enum pair_side */
     uint8_t device;
     struct copy_place place;
@@ -24,6 +25,8 @@ static uint32_t generation = 1;
 static struct {
     uint64_t launches, kernels, graphs, api_ns, api_calls;
 } open;
+static uint64_t launches, expired_launches, expired_kernels, watched_launches;
+static uint32_t watched_thread;
 
 static void add_call(uint64_t ns)
 {
@@ -44,10 +47,12 @@ static void expire(struct waiting *w)
     uint32_t device = sums_main_device();
     if (w->side == PAIR_LAUNCH && !w->is_edge) {
         sums.unmatched++;
+        expired_launches++;
         open.launches--;
         settle_call(device, w->end - w->begin);
     } else if (w->side == PAIR_KERNEL) {
         sums.unmatched++;
+        expired_kernels++;
         open.kernels--;
     } else if (w->side == PAIR_GRAPH && w->has_call && !w->has_node) {
         open.graphs--;
@@ -83,17 +88,24 @@ static void meet(uint32_t device, uint32_t slot, uint64_t start, uint64_t begin,
     unions_launched(interval, end);
 }
 
-void pairs_launch(uint32_t correlation, uint64_t begin, uint64_t end, bool is_edge)
+void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end, bool is_edge)
 {
     struct waiting *w = place_of(correlation);
+    launches += !is_edge;
+    watched_launches += !is_edge && thread == watched_thread;
     if (w->side == PAIR_KERNEL) {
         open.kernels--;
         meet(w->device, w->slot, w->begin, begin, end, w->interval);
         w->side = PAIR_FREE;
         return;
     }
+    if (w->side == PAIR_TIMELESS_KERNEL) {
+        sums_api(w->device, end - begin, 1);
+        w->side = PAIR_FREE;
+        return;
+    }
     wait_in(w, (struct waiting){.side = PAIR_LAUNCH, .correlation = correlation, .begin = begin, .end = end,
-                                .is_edge = is_edge});
+                                .thread = thread, .is_edge = is_edge});
     if (is_edge)
         return;
     open.launches++;
@@ -116,6 +128,20 @@ void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t
     wait_in(w, (struct waiting){.side = PAIR_KERNEL, .correlation = correlation, .device = (uint8_t)device,
                                 .slot = slot, .begin = start, .interval = interval});
     open.kernels++;
+}
+
+void pairs_timeless_kernel(uint32_t correlation, uint32_t device)
+{
+    struct waiting *w = place_of(correlation);
+    if (w->side == PAIR_LAUNCH) {
+        if (!w->is_edge) {
+            open.launches--;
+            settle_call(device, w->end - w->begin);
+        }
+        w->side = PAIR_FREE;
+        return;
+    }
+    wait_in(w, (struct waiting){.side = PAIR_TIMELESS_KERNEL, .correlation = correlation, .device = (uint8_t)device});
 }
 
 static void meet_copy(uint32_t device, struct copy_place place, uint64_t begin, uint64_t end, uint32_t interval)
@@ -200,6 +226,39 @@ void pairs_node(uint32_t correlation, uint32_t device, uint32_t interval)
     }
 }
 
+/* A kernel that came too late for its launch has expired as the launch has: only the difference is missing. */
+struct unpaired pairs_unpaired(void)
+{
+    uint64_t calls = open.launches + expired_launches, kernels = open.kernels + expired_kernels;
+    return (struct unpaired){launches, calls > kernels ? calls - kernels : 0};
+}
+
+static bool waits_for_kernel(const struct waiting *w)
+{
+    return w->generation == generation && w->side == PAIR_LAUNCH && !w->is_edge;
+}
+
+/* The majority's, where there is one (Boyer and Moore's vote). */
+void pairs_watch_poorest(void)
+{
+    uint64_t votes = 0;
+    for (int i = 0; i < PLACES; i++) {
+        if (!waits_for_kernel(&ring[i]))
+            continue;
+        if (!votes)
+            watched_thread = ring[i].thread;
+        votes += ring[i].thread == watched_thread ? 1 : UINT64_MAX;
+    }
+}
+
+struct unpaired pairs_watched(void)
+{
+    struct unpaired found = {watched_launches, 0};
+    for (int i = 0; i < PLACES; i++)
+        found.missing += waits_for_kernel(&ring[i]) && ring[i].thread == watched_thread;
+    return found;
+}
+
 void pairs_close(void)
 {
     uint32_t device = sums_main_device();
@@ -212,5 +271,6 @@ void pairs_close(void)
 void pairs_forget(void)
 {
     open.launches = open.kernels = open.graphs = open.api_ns = open.api_calls = 0;
+    launches = expired_launches = expired_kernels = watched_launches = 0;
     generation++;
 }

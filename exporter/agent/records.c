@@ -65,8 +65,11 @@ static void take_kernel(const uint8_t *record)
     bool in_graph = u64_at(record, KERNEL_GRAPH_NODE) != 0;
     const char *name = (const char *)(uintptr_t)u64_at(record, KERNEL_NAME);
     count_work(in_graph);
-    if (!is_work(start, end, device))
+    if (!is_work(start, end, device)) {
+        if (device < AGENT_DEVICES && correlation && !in_graph)
+            pairs_timeless_kernel(correlation, device);
         return;
+    }
     name = name ? name : "";
     struct shape shape;
     memcpy(shape.grid, record + KERNEL_GRID, sizeof shape.grid);
@@ -176,14 +179,18 @@ static void take_sync(const uint8_t *record)
 static void take_call(const uint8_t *record, int kind)
 {
     uint64_t begin = u64_at(record, API_START), end = u64_at(record, API_END);
-    uint32_t correlation = u32_at(record, API_CORRELATION);
+    uint32_t correlation = u32_at(record, API_CORRELATION), thread = u32_at(record, API_THREAD);
     enum api_call call = api_call_of(kind, u32_at(record, API_CBID));
     /* While a window opens and closes calls are recorded whose work is not. */
     enum moment moment = windows_moment(begin);
-    if (call == CALL_OTHER || moment == MOMENT_OUTSIDE || !is_valid(begin, end))
+    if (call == CALL_OTHER || moment == MOMENT_OUTSIDE)
+        return;
+    if (!end) /* it went on while its function was switched off: its end is never noted */
+        return;
+    if (!is_valid(begin, end))
         return;
     if (call == CALL_LAUNCH) {
-        pairs_launch(correlation, begin, end, moment == MOMENT_EDGE);
+        pairs_launch(correlation, thread, begin, end, moment == MOMENT_EDGE);
     } else if (call == CALL_COPY) {
         pairs_copy_call(correlation, begin, end);
     } else if (moment == MOMENT_EDGE) {

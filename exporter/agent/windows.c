@@ -17,8 +17,11 @@
 
 #define NEVER UINT64_MAX
 #define LONGEST_WINDOW (10 * SECOND)
+#define FIRST_PATIENCE (2 * SECOND)
+#define REPAIR_PATIENCE (SECOND / 20)
+#define REPAIR_FLUSH (SECOND / 500)
 enum {
-    DISCARDS_IN_A_ROW = 3,  /* then windows are of no use in this process */
+    DISCARDS_IN_A_ROW = 6,  /* then windows are of no use in this process */
     STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
     TICKS_OVER_BUDGET = 5,  /* continuous mode */
     OLD_NODE_LIMIT = 20000000, /* before 13.0.1 times became invalid after 25 M */
@@ -45,6 +48,8 @@ static struct {
 static bool continuous, stepped_down, graph_nodes, ignore_others;
 static uint64_t next_begin, started, period, resume_at, life_nodes, last_queue_p95;
 static uint32_t discards, stale_waits, stale_epoch, ticks_over;
+static uint64_t patience;     /* how long the next window's records are awaited */
+static uint64_t on_since;     /* CLOCK_MONOTONIC; 0: the file's last interval has ended */
 static uint64_t chance = 1;
 
 uint64_t windows_opening(void) { return window.opening; }
@@ -118,13 +123,14 @@ static int disable_all(void)
 static void note_interval_end(void)
 {
     struct agent_file *file = file_map();
-    if (!file)
+    if (!file || !on_since)
         return;
     struct agent_header *h = &file->header;
     file_begin();
     h->intervals[(h->intervals_total - 1) % AGENT_INTERVALS].end_ns = realtime_ns();
-    h->on_ns += window.closed - window.opened;
+    h->on_ns += monotonic_ns() - on_since;
     file_end();
+    on_since = 0;
 }
 
 /* Ends it all. Whatever we enabled is disabled, unless another tool may depend on it. */
@@ -144,8 +150,8 @@ static void give_up(enum agent_reason reason, int code)
         window.closed = monotonic_ns();
         if (cupti_probe() != CUPTI_SUBSCRIBER_TAKEN)
             (void)disable_all();
-        note_interval_end();
     }
+    note_interval_end();
     if (phase == OPEN || phase == DRAINING)
         sums_discard();
     phase = OVER;
@@ -156,12 +162,12 @@ static void give_up(enum agent_reason reason, int code)
 /* Another tool has CUPTI's subscription. */
 static void halt(uint64_t now)
 {
-    if (phase == OPEN) {
+    if (phase == OPEN)
         window.closed = now;
-        note_interval_end();
-    }
+    note_interval_end();
     if (phase == OPEN || phase == DRAINING)
         sums_discard();
+    repair_end();
     mark.waits = false;
     phase = HALTED;
     resume_at = options.resume_ns == NEVER ? NEVER : now + options.resume_ns;
@@ -229,6 +235,7 @@ static void attach(uint64_t now)
     continuous = options.mode == AGENT_MODE_CONTINUOUS;
     window.length = options.window_ns;
     period = options.period_ns;
+    patience = least(FIRST_PATIENCE, options.drain_ns);
     /* Not all ranks of a job at the same moment. */
     next_begin = now + (continuous ? 0 : (uint64_t)((double)(period - window.length) * 0.25 * random_share()));
     phase = IDLE;
@@ -287,9 +294,10 @@ static int enable_all(void)
 static void note_interval_begin(void)
 {
     struct agent_file *file = file_map();
-    if (!file)
+    if (!file || on_since) /* a repair: its tries are one interval */
         return;
     struct agent_header *h = &file->header;
+    on_since = monotonic_ns();
     file_begin();
     h->intervals[h->intervals_total % AGENT_INTERVALS] = (struct agent_interval){.begin_ns = realtime_ns()};
     h->intervals_total++;
@@ -336,12 +344,15 @@ static void open_window(uint64_t now)
     mark.due = window.opened + window.length;
     mark.waits = false;
     ticks_over = 0;
-    tell(AGENT_TRACING);
+    if (!repair_goes_on())
+        tell(AGENT_TRACING);
 }
 
 static uint64_t step_idle(uint64_t now)
 {
     if (stop_wanted()) {
+        repair_end();
+        note_interval_end();
         phase = STOPPED;
         file_state(AGENT_PAUSED, AGENT_REASON_STOPPED);
         return NEVER;
@@ -421,6 +432,8 @@ static void publish_window(void)
     pairs_close();
     double cost = cost_ratio(finished.traced_ns);
     discards = 0;
+    uint64_t awaited = 4 * (monotonic_ns() - window.closed);
+    patience = least(awaited > FIRST_PATIENCE ? awaited : FIRST_PATIENCE, options.drain_ns);
     bool is_bad = publish(&finished);
     phase = IDLE;
     if (is_bad)
@@ -442,15 +455,22 @@ static void close_window(uint64_t now)
     window.end = cupti_now();
     window.closed = monotonic_ns();
     int error = disable_all();
-    note_interval_end();
+    if (!repair_goes_on())
+        note_interval_end();
     phase = DRAINING;
     window.epoch = buffers_new_epoch();
     window.next_flush = now;
-    window.deadline = now + options.drain_ns;
+    window.deadline = now + (repair_goes_on() ? REPAIR_PATIENCE : patience);
     if (error)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
-    else
+    else if (!repair_goes_on())
         tell(AGENT_WAITING);
+}
+
+static void count_discard(void)
+{
+    if (++discards >= DISCARDS_IN_A_ROW)
+        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
 }
 
 static void discard_window(uint64_t now)
@@ -459,8 +479,48 @@ static void discard_window(uint64_t now)
     stale_epoch = window.epoch;
     phase = IDLE;
     next_begin = now + period;
-    if (++discards >= DISCARDS_IN_A_ROW)
-        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
+    patience = least(2 * patience, options.drain_ns);
+    count_discard();
+}
+
+/* The window lacks kernels, and a repair has begun. */
+static void begin_repair(uint64_t now)
+{
+    sums_discard();
+    note_interval_begin();
+    phase = IDLE;
+    next_begin = now;
+    count_discard();
+}
+
+static void finish_try(uint64_t now)
+{
+    enum repair result = repair_judge(now, window.closed - window.opened);
+    sums_forget();
+    stale_epoch = window.epoch;
+    phase = IDLE;
+    next_begin = now;
+    if (result == REPAIR_GOES_ON)
+        return;
+    note_interval_end();
+    if (!continuous) { /* it has cost as much as a window of that length */
+        double windows = 1 + (double)repair_spent() / (double)window.length;
+        next_begin = now + (uint64_t)((double)period * windows);
+    }
+    tell(AGENT_WAITING);
+    if (result == REPAIR_FAILED)
+        count_discard();
+}
+
+/* All its records are here. */
+static void finish_window(uint64_t now)
+{
+    if (repair_goes_on())
+        finish_try(now);
+    else if (repair_begins(now, false))
+        begin_repair(now);
+    else
+        publish_window();
 }
 
 /* Flushes when it is time for it; false: the phase has changed. Does a profiler no harm, so that it is not probed for:
@@ -474,7 +534,7 @@ static bool flush(uint64_t now, uint64_t *next)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
         return false;
     }
-    *next = now + options.flush_ns;
+    *next = now + (repair_goes_on() ? REPAIR_FLUSH : options.flush_ns);
     return true;
 }
 
@@ -497,8 +557,8 @@ static void force(uint64_t now)
     uint64_t invalid = sums.invalid;
     bool complete = buffers_are_back(window.epoch);
     buffers_drain(true);
-    if (complete && sums.invalid == invalid)
-        publish_window();
+    if (repair_goes_on() || (complete && sums.invalid == invalid))
+        finish_window(now);
     else
         discard_window(now);
 }
@@ -510,7 +570,7 @@ static uint64_t step_draining(uint64_t now)
     bool complete = buffers_are_back(window.epoch); /* before the drain: what came back is in it */
     buffers_drain(true);
     if (complete)
-        publish_window();
+        finish_window(now);
     else if (now >= window.deadline)
         force(now);
     else
@@ -532,6 +592,7 @@ static void publish_mark(bool complete, uint64_t now)
     struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
                                 .has_union = complete, .continues = true};
     double cost = cost_ratio(finished.traced_ns);
+    bool is_poor = complete && repair_begins(now, true);
     bool is_bad = publish(&finished);
     note_schedule(cost, finished.traced_ns, finished.traced_ns);
     mark.last_time = mark.time;
@@ -540,11 +601,38 @@ static void publish_mark(bool complete, uint64_t now)
     mark.due = mark.at + window.length;
     if (is_bad) {
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
+    } else if (is_poor) {
+        close_window(now);
     } else if (is_too_dear(cost)) {
         continuous = false;
         stepped_down = true;
         close_window(now);
     }
+}
+
+/* The time is up, as in force(). But here whatever a thread does after its unfinished record would never come: so one
+ * such record, of a kernel that runs for minutes, costs itself and the union of this part, and all else is
+ * published. */
+static void force_mark(uint64_t now)
+{
+    if (!is_free(now))
+        return;
+    if (ignore_others) {
+        publish_mark(false, now);
+        return;
+    }
+    int error = cupti_flush(true);
+    if (error) {
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+        return;
+    }
+    uint64_t invalid = sums.invalid;
+    bool complete = buffers_are_back(mark.epoch);
+    buffers_drain(true);
+    uint64_t unfinished = sums.invalid - invalid;
+    sums.invalid -= unfinished; /* forced out before they had an end: no fault of CUPTI's */
+    sums.dropped += unfinished;
+    publish_mark(complete && !unfinished, now);
 }
 
 static uint64_t step_continuous(uint64_t now)
@@ -564,11 +652,13 @@ static uint64_t step_continuous(uint64_t now)
         return now;
     bool complete = buffers_are_back(mark.epoch);
     buffers_drain(true);
-    if (complete || now - mark.at >= options.drain_ns) {
-        publish_mark(complete, now);
-        return now;
-    }
-    return mark.next_flush;
+    if (complete)
+        publish_mark(true, now);
+    else if (now - mark.at >= options.drain_ns)
+        force_mark(now);
+    else
+        return mark.next_flush;
+    return now;
 }
 
 static uint64_t step_open(uint64_t now)
@@ -579,7 +669,8 @@ static uint64_t step_open(uint64_t now)
         return NEVER;
     }
     bool is_spent = graph_nodes && life_nodes + sums.nodes >= options.node_limit;
-    bool is_long = !continuous && now - window.opened >= window.length;
+    uint64_t length = repair_goes_on() ? repair_length() : window.length;
+    bool is_long = (!continuous || repair_goes_on()) && now - window.opened >= length;
     if (stop_wanted() || is_spent || is_long) {
         close_window(now);
         if (is_spent && phase == DRAINING) {
@@ -588,7 +679,7 @@ static uint64_t step_open(uint64_t now)
         }
         return now;
     }
-    return continuous ? step_continuous(now) : window.opened + window.length;
+    return continuous && !repair_goes_on() ? step_continuous(now) : window.opened + length;
 }
 
 /* ---- Elsewhere ---- */

@@ -22,9 +22,9 @@ def assert_runs_on(agent: Agent) -> None:
 
 
 def test_no_cupti(start: Start) -> None:
-    """None is loaded, none lies beside a CUDA runtime."""
+    """None is loaded, none lies beside a CUDA runtime, and this machine has none of that driver's version."""
     agent = start()
-    agent.do("init", "context 0")
+    agent.do("driver 98000", "init", "context 0")
     now = agent.wait(lambda now: now.header.state == State.OFF)
     assert now.state == (State.OFF, Reason.NO_CUPTI)
     fake_activity.until(lambda: agent.said() != "")
@@ -48,6 +48,14 @@ def test_cupti_beside_the_runtime(start: Start, tmp_path: Path) -> None:
     assert now.header.cupti_version == 28
 
 
+def test_cupti_of_the_machine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loader finds it, for programs that have the runtime inside."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(start().programs.cupti.parent))
+    agent = start()
+    agent.do("init", "context 0")
+    agent.wait(lambda now: now.header.state == State.TRACING)
+
+
 def test_cupti_of_the_toolkit(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where CUDA_HOME says, of the driver's major version."""
     cupti = tmp_path / "cuda/extras/CUPTI/lib64/libcupti.so.13"
@@ -64,9 +72,9 @@ def test_cupti_of_the_toolkit(start: Start, tmp_path: Path, monkeypatch: pytest.
 def test_a_file_that_is_no_library(start: Start, tmp_path: Path, content: bytes) -> None:
     """Beside the runtime lies something of that name."""
     agent = start()
-    fake_activity.compile_c(tmp_path / "libcudart.so.13", "-xc", "-shared", "-fPIC", os.devnull)
-    (tmp_path / "libcupti.so.13").write_bytes(content)
-    agent.do(f"load {tmp_path / 'libcudart.so.13'}", "init", "context 0")
+    fake_activity.compile_c(tmp_path / "libcudart.so.98", "-xc", "-shared", "-fPIC", os.devnull)
+    (tmp_path / "libcupti.so.98").write_bytes(content)
+    agent.do(f"load {tmp_path / 'libcudart.so.98'}", "driver 98000", "init", "context 0")
     now = agent.wait(lambda now: now.header.state == State.OFF)
     assert now.state == (State.OFF, Reason.NO_CUPTI)
     assert_runs_on(agent)

@@ -98,7 +98,10 @@ RECORDS: Final = {
         "CUpti_ActivitySynchronization",
         {"TYPE": "type", "START": "start", "END": "end", "CONTEXT": "contextId"},
     ),
-    "API": ("CUpti_ActivityAPI", {"CBID": "cbid", "START": "start", "END": "end", "CORRELATION": "correlationId"}),
+    "API": (
+        "CUpti_ActivityAPI",
+        {"CBID": "cbid", "START": "start", "END": "end", "THREAD": "threadId", "CORRELATION": "correlationId"},
+    ),
     "GRAPH": (
         "CUpti_ActivityGraphTrace",
         {"START": "start", "END": "end", "DEVICE": "deviceId", "CONTEXT": "contextId", "STREAM": "streamId"},

@@ -215,7 +215,7 @@ def read(path: Path) -> Snapshot:
     raise TimeoutError("the agent never ceases to write")
 
 
-def wait_for(path: Path, condition: Callable[[Snapshot], bool], seconds: float = 10) -> Snapshot:
+def wait_for(path: Path, condition: Callable[[Snapshot], bool], seconds: float = 30) -> Snapshot:
     """Read until the condition holds."""
     deadline = time.monotonic() + seconds
     while True:

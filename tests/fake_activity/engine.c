@@ -112,6 +112,7 @@ void begin_exit(void) { atomic_store(&exiting, true); }
 /* ---- Kinds ---- */
 
 static bool enabled[KINDS];
+static atomic_long kernels_switched_on;
 static bool off[2][API_IDS]; /* runtime, driver */
 static _Atomic uint32_t correlation = 1;
 
@@ -131,6 +132,7 @@ bool api_on(int kind, uint32_t id)
     return on;
 }
 
+long kernel_enables(void) { return atomic_load(&kernels_switched_on); }
 uint32_t next_correlation(void) { return atomic_fetch_add(&correlation, 1); }
 void set_correlation(uint32_t next) { atomic_store(&correlation, next); }
 
@@ -148,6 +150,7 @@ int engine_enable(int kind, bool on)
     if (kind <= 0 || kind >= KINDS)
         return 21;
     pthread_mutex_lock(&lock);
+    kernels_switched_on += on && kind == KERNEL;
     enabled[kind] = on;
     pthread_mutex_unlock(&lock);
     return OK;

@@ -39,6 +39,7 @@ void begin_exit(void); /* any call from now on aborts */
 /* ---- Activity (engine.c) ---- */
 
 bool kind_on(int kind);
+long kernel_enables(void); /* how often kernels have been switched on */
 bool api_on(int kind, uint32_t id);
 uint32_t next_correlation(void);
 void set_correlation(uint32_t next);

@@ -55,6 +55,7 @@ static void append_call(int kind, uint32_t id, int64_t begin, int64_t end, uint3
     put64(record, 8, (uint64_t)begin);
     put64(record, 16, (uint64_t)end);
     put32(record, 24, (uint32_t)getpid());
+    put32(record, 28, (uint32_t)gettid());
     put32(record, 32, correlation);
     append(record, record_size((uint32_t)kind), end, lane);
 }
@@ -93,10 +94,13 @@ static Times times(char **words, int64_t fallback_ns)
     return t;
 }
 
+/* A thread whose kernels leave no record until they have been switched on so often. */
+static _Thread_local long lost_until;
+
 static void append_kernel(char **words, const char *name, Times t, uint32_t correlation, uint64_t node, int lane)
 {
     uint8_t record[256] = {0};
-    if (!kind_on(KERNEL))
+    if (!kind_on(KERNEL) || kernel_enables() < lost_until)
         return;
     put32(record, 0, KERNEL);
     put64(record, 16, (uint64_t)t.start);
@@ -355,6 +359,8 @@ static bool command(char **words)
     char **rest = words + 1;
     if (strstr("kernel graph copy set sync", what))
         do_work(what, rest);
+    else if (strcmp(what, "lose") == 0)
+        lost_until = kernel_enables() + atol(argument);
     else if (strcmp(what, "unfinished") == 0)
         launch_unfinished(strcmp(argument, "call") == 0 ? "call" : "kernel");
     else if (strcmp(what, "secure") == 0)

@@ -1,9 +1,16 @@
 """Figures of the kernel agent on a real GPU, as tables for docs/benchmarks.md.
 
     python tests/gpu/agent_figures.py counts    # every launch and copied byte; durations against torch.profiler's
-    python tests/gpu/agent_figures.py trace     # a trace of torch.profiler across the agent's windows
+    python tests/gpu/agent_figures.py queued    # launch to start against torch.profiler's
+    python tests/gpu/agent_figures.py trace     # a trace of torch.profiler across the agent's windows, in both orders
     python tests/gpu/agent_figures.py idle      # time per launch, loaded but off, and without the agent (needs nvcc)
     python tests/gpu/agent_figures.py cost      # rates of four workloads inside and outside the agent's windows
+    python tests/gpu/agent_figures.py periods   # the same over whole periods of the default settings
+    python tests/gpu/agent_figures.py graphs    # graphs before, in and between windows; 30 M nodes (needs nvcc)
+    python tests/gpu/agent_figures.py ends      # exits, kills and forks while tracing (needs nvcc)
+    python tests/gpu/agent_figures.py endless   # a kernel that outlasts several windows
+    python tests/gpu/agent_figures.py cupti --cupti PATH  # another libcupti (needs nvcc)
+    python tests/gpu/agent_figures.py overlap   # all-reduces beside compute and alone (needs two GPUs)
 
 Needs PyTorch with CUDA and a C compiler.
 """
@@ -11,6 +18,7 @@ Needs PyTorch with CUDA and a C compiler.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -18,8 +26,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,9 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=FIGURES)
     parser.add_argument("--seconds", type=float, default=0.0, help="length of a run (default: each figure's own)")
+    parser.add_argument("--kinds", nargs="+", default=["tiny", "eager_step", "graph", "layer"], help="cost, periods")
+    parser.add_argument("--cupti", default="", help="the library of cupti")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(Path(directory))
+        bench = Bench(Path(directory), args.kinds, args.cupti)
         for what in args.what:
             say(f"\n## {what}\n")
             FIGURES[what](bench, args.seconds)
@@ -50,8 +62,10 @@ def say(line: str) -> None:
 class Bench:
     """The built agent, and a directory for its files."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kinds: list[str], cupti: str) -> None:
         self.directory = directory
+        self.kinds = kinds
+        self.cupti = cupti
         self.files = directory / "agents"
         self.files.mkdir()
         self.library = directory / "libgpu_hpc_agent.so"
@@ -61,16 +75,37 @@ class Bench:
 
     def environment(self, **settings: str) -> dict[str, str]:
         """Of a process that the agent is loaded into."""
+        return {**os.environ, "CUDA_INJECTION64_PATH": str(self.library), **self.settings(**settings)}
+
+    def settings(self, **settings: str) -> dict[str, str]:
+        """The agent's variables, without those that load it."""
         named = {f"GPU_HPC_AGENT_{name.upper()}": value for name, value in settings.items()}
-        agent = {"CUDA_INJECTION64_PATH": str(self.library), "GPU_HPC_AGENT_DIRECTORY": str(self.files)}
-        return {**os.environ, **agent, **named}
+        return {"GPU_HPC_AGENT_DIRECTORY": str(self.files), **named}
+
+    def program(self, name: str) -> str:
+        """Compiles a CUDA program of this directory; it finds PyTorch's libcupti, as it has none of its own."""
+        wheels = importlib.util.find_spec("nvidia")
+        places = [Path(place) for place in (wheels.submodule_search_locations or ())] if wheels else []
+        folders = {str(found.parent) for place in places for found in place.glob("*/lib/libcupti.so.*")}
+        os.environ["LD_LIBRARY_PATH"] = ":".join([*sorted(folders), os.environ.get("LD_LIBRARY_PATH", "")])
+        made = self.directory / name
+        subprocess.run(["nvcc", "-O2", "-o", str(made), str(HERE / f"{name}.cu"), "-lcuda"], check=True)
+        return str(made)
+
+    def file(self) -> Path:
+        """The only agent's file."""
+        [found] = self.files.glob("*.shm")
+        return found
+
+    def clear(self) -> None:
+        for old in self.files.iterdir():
+            old.unlink()
 
     def load(
         self, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> tuple[Any, agent_file.Snapshot | None]:
         """What the load says, and its agent's file, which outlives it."""
-        for old in self.files.iterdir():
-            old.unlink()
+        self.clear()
         command = [sys.executable, str(HERE / "agent_load.py"), *arguments]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         found = list(self.files.glob("*.shm"))
@@ -118,20 +153,32 @@ def demangled(name: str) -> str:
     return subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def queued(bench: Bench, _: float) -> None:
+    """Mean launch to start of a small kernel behind one of a known length, against torch.profiler's."""
+    told, _none = bench.load("queued", environment=bench.environment(mode="continuous", budget="1"))
+    reference, _none = bench.load("queued", "--profile")
+    say("| cycles before | counted | mean, us | torch.profiler: count | mean, us | difference |\n" + "|---" * 6 + "|")
+    for cycles, (count, mean) in told["queued"].items():
+        number, theirs = reference["queued"][cycles]
+        say(f"| {cycles} | {count} | {mean:.2f} | {number} | {theirs:.2f} | {mean - theirs:+.2f} us |")
+
+
 def trace(bench: Bench, seconds: float) -> None:
-    """torch.profiler's trace has every kernel, with the agent and without."""
-    for label, environment in (
-        ("without", None),
-        ("with the agent, 1 s in 3 s", bench.environment(period_seconds="3", budget="1")),
+    """torch.profiler's trace has every kernel, without the agent and with it, whoever begins."""
+    settings = {"period_seconds": "3", "budget": "1"}
+    late = {**os.environ, "LATE_AGENT": str(bench.library), **bench.settings(**settings)}
+    for label, environment, options in (
+        ("without", None, []),
+        ("with the agent, 1 s in 3 s", bench.environment(**settings), []),
+        ("the profiler first, then the agent", late, ["--first"]),
     ):
-        told, _ = bench.load("trace", "--seconds", str(seconds or 10), environment=environment)
+        told, _ = bench.load("trace", "--seconds", str(seconds or 30), *options, environment=environment)
         say(f"{label}: {told['traced']} of {told['launched']} kernels in the trace; agent then: {told['agent']}")
 
 
 def idle(bench: Bench, _: float) -> None:
     """An empty kernel's launch on one core: agent loaded but off, waiting between windows, and not there."""
-    program = bench.directory / "launches"
-    subprocess.run(["nvcc", "-O2", "-o", str(program), str(HERE / "launches.cu")], check=True)
+    program = bench.program("launches")
     core = str(max(os.sched_getaffinity(0)))
     ways: dict[str, Mapping[str, str] | None] = {
         "off": bench.environment(mode="off"),
@@ -141,7 +188,7 @@ def idle(bench: Bench, _: float) -> None:
     for _ in range(10):
         for way in random.sample(list(times), len(times)):
             done = subprocess.run(
-                ["taskset", "-c", core, str(program)],
+                ["taskset", "-c", core, program],
                 env=ways.get(way),
                 input="200000\n100000\n",
                 capture_output=True,
@@ -166,19 +213,44 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 def cost(bench: Bench, seconds: float) -> None:
     """c_on: how much slower each workload is while the agent traces, from blocks of 1 s in one process."""
-    say("| workload | windows | c_on | 95 % interval | at 1 s in 10 s | records | agent |\n" + "|---" * 7 + "|")
+    say("| workload | windows | c_on | 95 % interval | at 1 s in 10 s | agent |\n" + "|---" * 6 + "|")
     environment = bench.environment(period_seconds="1.6", budget="100")
-    for kind in ("tiny", "eager_step", "graph", "layer"):
+    for kind in bench.kinds:
         told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(seconds or 68), environment=environment)
+        agent = told["agent"]
+        state = (
+            f"{agent['state']}, {agent['windows_published']} published, {agent['windows_discarded']} discarded; "
+            f"records kept {agent['records_kept']}, dropped {agent['records_dropped']}, "
+            f"invalid {agent['records_invalid']}, unmatched {agent['records_unmatched']}"
+        )
         slower = slowdowns(told["chunks"], told["intervals"])
         if not slower:
-            say(f"| {kind} | 0 | | | | | {told['agent']} |")
+            say(f"| {kind} | 0 | | | | {state} |")
             continue
         mean, (low, high) = statistics.mean(slower), interval(slower)
-        agent = told["agent"]
+        say(f"| {kind} | {len(slower)} | {mean:.4f} | {low:.4f} to {high:.4f} | {mean / 10:.4f} | {state} |")
+
+
+def periods(bench: Bench, seconds: float) -> None:
+    """How much slower each workload is over whole periods of the default settings than between the windows."""
+    say("| workload | periods | their seconds | slower by | 95 % interval | agent's estimate |\n" + "|---" * 6 + "|")
+    for kind in bench.kinds:
+        told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(seconds or 85), environment=bench.environment())
+        chunks, intervals = told["chunks"], told["intervals"]
+        begins = [begin for begin, _ in intervals]
+        found = []
+        for (begin, end), after in zip(intervals, begins[1:], strict=False):
+            whole, between = per_step(chunks, begin, after), per_step(chunks, end, after)
+            if whole is not None and between is not None:
+                found.append(whole / between - 1)
+        if len(found) < 2:
+            say(f"| {kind} | {len(found)} | | | | {told['agent']} |")
+            continue
+        low, high = interval(found)
+        length = (begins[-1] - begins[0]) / 1e9
         say(
-            f"| {kind} | {len(slower)} | {mean:.4f} | {low:.4f} to {high:.4f} | {mean / 10:.4f} "
-            f"| {agent['records_kept']} kept, {agent['records_dropped']} dropped | {agent['state']} |"
+            f"| {kind} | {len(found)} | {length:.0f} | {statistics.mean(found):.4f} | {low:.4f} to {high:.4f} "
+            f"| {told['agent']['overhead_ratio']:.4f} |"
         )
 
 
@@ -200,7 +272,224 @@ def per_step(chunks: list[tuple[int, int, int]], begin: int, end: int) -> float 
     return sum(time for time, _ in whole) / sum(count for _, count in whole) if whole else None
 
 
-FIGURES = {"counts": counts, "trace": trace, "idle": idle, "cost": cost}
+class Graphs:
+    """graphs.cu at work, and the agent in it, if any."""
+
+    def __init__(self, bench: Bench, environment: Mapping[str, str] | None) -> None:
+        bench.clear()
+        self._bench = bench
+        self._process = subprocess.Popen(
+            [str(bench.directory / "graphs")], env=environment, stdin=PIPE, stdout=PIPE, text=True
+        )
+        self.replayed: dict[bool, int] = {True: 0, False: 0}
+        """Nodes by whether the agent traced."""
+        self._tracing = False
+
+    def ask(self, command: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        if not answer:
+            raise RuntimeError(f"graphs.cu ended at {command!r}")
+        return answer
+
+    def replay(self, graph: int, nodes: int, seconds: float) -> float:
+        """Replays a graph for about so long; nodes per second."""
+        count, took = 8, 0.0
+        total, spent = 0, 0.0
+        while spent < seconds:
+            took = float(self.ask(f"replay {graph} {count}"))
+            total, spent = total + count, spent + took
+            count = max(1, min(round(count * 0.1 / took), 100_000))
+        self.replayed[self._tracing] += total * nodes
+        return total * nodes / spent
+
+    def trace(self, *, on: bool) -> agent_file.Snapshot:
+        """Start or stop the agent, and wait until it has: then all is published."""
+        if self.ask("start" if on else "stop") != "0":
+            raise RuntimeError("no agent in graphs.cu")
+        self._tracing = on
+        wanted = agent_file.State.TRACING if on else agent_file.State.PAUSED
+        return agent_file.wait_for(self._bench.file(), lambda s: s.state[0] == wanted, 60)
+
+    def snapshot(self) -> agent_file.Snapshot:
+        return agent_file.read(self._bench.file())
+
+    def end(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(30)
+
+
+def graphs(bench: Bench, seconds: float) -> None:
+    """Graphs in two contexts, captured before, in and between windows; then 30 M nodes; rates before and after."""
+    bench.program("graphs")
+    nodes = 500
+    work = Graphs(bench, bench.environment(mode="continuous", budget="100"))
+    early = [int(work.ask(f"graph {context} {nodes}")) for context in (0, 1)]
+    for graph in early:
+        work.replay(graph, nodes, 2)
+    agent_file.wait_for(bench.file(), lambda s: s.state[0] == agent_file.State.PAUSED, 60)
+    before = [work.replay(early[i % 2], nodes, 0.5) for i in range(40)]
+    memory = int(work.ask("memory"))
+    all_graphs = list(early)
+    for number in range(6):
+        work.trace(on=True)
+        if number == 2:
+            all_graphs += [int(work.ask(f"graph {context} {nodes}")) for context in (0, 1)]
+        for graph in all_graphs:
+            work.replay(graph, nodes, 0.3)
+        work.trace(on=False)
+        if number == 3:
+            all_graphs += [int(work.ask(f"graph {context} {nodes}")) for context in (0, 1)]
+        for graph in all_graphs:
+            work.replay(graph, nodes, 0.1)
+    told_of(work, "graphs before, in and between windows", memory)
+    while work.replayed[True] < MANY_NODES:
+        work.trace(on=True)
+        for graph in all_graphs:
+            work.replay(graph, nodes, seconds or 1)
+        work.trace(on=False)
+    told_of(work, "soak", memory)
+    after = []
+    for number in range(40):
+        work.trace(on=True)
+        work.replay(early[number % 2], nodes, 0.2)
+        work.trace(on=False)
+        after.append(work.replay(early[number % 2], nodes, 0.5))
+    ratios = [b / a for a, b in zip(before, after, strict=True)]
+    low, high = interval(ratios)
+    say(f"replay rate right after windows, of that before: {statistics.mean(ratios):.4f} ({low:.4f} to {high:.4f})")
+    say(f"exit status {work.end()}")
+    work = Graphs(bench, bench.environment(mode="continuous", budget="100", graph_nodes="0"))
+    graph = int(work.ask(f"graph 0 {nodes}"))
+    work.replay(graph, nodes, 0.5)
+    work.trace(on=True)
+    work.replay(graph, nodes, 1)
+    work.trace(on=False)
+    device = work.snapshot().device()
+    say(
+        f"without records of nodes: {device.graph_launches_untraced} untraced of {work.replayed[True] // nodes} "
+        f"replays, {device.graph_launches_traced} traced, {device.busy_ns / max(1, device.device_traced_ns):.3f} busy; "
+        f"exit status {work.end()}"
+    )
+
+
+MANY_NODES = 30_000_000
+
+
+def told_of(work: Graphs, label: str, memory: int) -> None:
+    """What the agent told of the nodes so far."""
+    snapshot = work.snapshot()
+    header, device = snapshot.header, snapshot.device()
+    counted = sum(kernel.executions - kernel.launches for kernel in snapshot.slots())
+    growth = (int(work.ask("memory")) - memory) / (1 << 20)
+    say(
+        f"{label}: {counted} of {work.replayed[True]} nodes; replays traced {device.graph_launches_traced}, untraced "
+        f"{device.graph_launches_untraced}; dropped {header.records_dropped}, invalid {header.records_invalid}; "
+        f"windows {header.windows_published}, discarded {header.windows_discarded}; GPU memory {growth:+.0f} MiB; "
+        f"state {snapshot.state}; CUPTI {header.cupti_version}"
+    )
+
+
+def ends(bench: Bench, _: float) -> None:
+    """A program ends 20 times while it is traced, is killed 20 times, and forks."""
+    program = bench.program("launches")
+    environment = bench.environment(mode="continuous", budget="100")
+    codes: list[int] = []
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(20):
+        for way, chosen in (("with", environment), ("without", None)):
+            bench.clear()
+            begin = time.monotonic()
+            done = subprocess.run([program], env=chosen, input="200000\n300000\n", text=True, stdout=PIPE, check=False)
+            seconds[way].append(time.monotonic() - begin)
+            codes.append(done.returncode)
+    medians = {way: round(statistics.median(times), 3) for way, times in seconds.items()}
+    say(f"ends: statuses {sorted(set(codes))}, median seconds of a run {medians}")
+    killed = 0
+    for _ in range(20):
+        bench.clear()
+        process = subprocess.Popen([program], env=environment, stdin=PIPE, stdout=PIPE, text=True)
+        assert process.stdin is not None
+        process.stdin.write("20000000\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 20
+        while not list(bench.files.glob("*.shm")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        snapshot = agent_file.wait_for(bench.file(), lambda s: s.header.windows_published >= 1, 20)
+        process.kill()
+        process.wait()
+        killed += snapshot.header.records_kept > 0
+    say(f"kills: {killed} of 20 left a file with records")
+    told, _none = bench.load("workers", environment=bench.environment(mode="continuous", budget="1"))
+    plain, _none = bench.load("workers")
+    say(f"forks: {told['batches']} batches of forked loaders, {plain['batches']} without; {told['files']} agent's file")
+
+
+def endless(bench: Bench, seconds: float) -> None:
+    """A kernel that lasts for longer than the agent waits for records, in duty and in continuous mode."""
+    for mode in ("duty", "continuous"):
+        environment = bench.environment(mode=mode, period_seconds="3", budget="1")
+        told, _ = bench.load("endless", "--seconds", str(seconds or 60), environment=environment)
+        say(
+            f"{mode}: the kernel took {told['lasted']:.1f} s; agent then: {told['during']}; 15 s later: {told['after']}"
+        )
+
+
+def cupti(bench: Bench, _: float) -> None:
+    """Launches counted through the libcupti that is named, which is loaded before any other."""
+    program = bench.program("launches")
+    bench.clear()
+    environment = {**bench.environment(mode="continuous", budget="100"), "LD_PRELOAD": bench.cupti}
+    with subprocess.Popen([program], env=environment, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("1\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        agent_file.wait_for(bench.file(), lambda s: s.state[0] in {agent_file.State.TRACING, agent_file.State.OFF}, 30)
+        process.stdin.write("100000\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        published = agent_file.read(bench.file()).header.windows_published
+        snapshot = agent_file.wait_for(bench.file(), lambda s: s.header.windows_published >= published + 2, 30)
+        process.stdin.close()
+    header, device = snapshot.header, snapshot.device()
+    say(
+        f"CUPTI {header.cupti_version}: {sum(k.executions for k in snapshot.slots())} of 100000 launches, mean launch "
+        f"to start {device.queue_ns / max(1, sum(device.queue_buckets)) / 1000:.2f} us, invalid "
+        f"{header.records_invalid}, unmatched {header.records_unmatched}; state {snapshot.state}; status "
+        f"{process.returncode}"
+    )
+
+
+def overlap(bench: Bench, seconds: float) -> None:
+    """Share of all-reduces' time that compute covers, from the agent and from torch.profiler; the UUIDs of the GPUs."""
+    for kind in ("beside", "alone"):
+        for options in ([], ["--profile"]):
+            bench.clear()
+            meeting = bench.directory / f"meeting-{kind}-{len(options)}"
+            command = [sys.executable, str(HERE / "agent_load.py"), "reduce", "--kind", kind, *options]
+            plain = {} if options else bench.environment(period_seconds="3", budget="1")
+            ranks = []
+            for rank, visible in enumerate(("0,1", "1,0")):
+                own = {"RANK": str(rank), "RENDEZVOUS": str(meeting), "CUDA_VISIBLE_DEVICES": visible}
+                environment = {**os.environ, **plain, **own}
+                arguments = ["--seconds", str(seconds or 15)]
+                ranks.append(subprocess.Popen([*command, *arguments], env=environment, stdout=PIPE, text=True))
+            for rank, process in enumerate(ranks):
+                output = process.communicate(timeout=200)[0]
+                told = json.loads(output.splitlines()[-1])
+                say(f"{kind}, {'torch.profiler' if options else 'agent'}, rank {rank}: {told}")
+
+
+FIGURES = {
+    figure.__name__: figure
+    for figure in (counts, queued, trace, idle, cost, periods, graphs, ends, endless, cupti, overlap)
+}
 
 
 if __name__ == "__main__":

@@ -1,23 +1,25 @@
 """Work for the kernel agent to watch, in a process of its own: prints as JSON what it did.
 
-    python tests/gpu/agent_load.py counts|profile|blocks|trace [--kind KIND] [--seconds S]
+    python tests/gpu/agent_load.py WHAT [--kind KIND] [--seconds S] [--profile]
 
-Needs PyTorch with CUDA.
+Needs PyTorch with CUDA; `reduce` two GPUs, and RANK and RENDEZVOUS (a file) in the environment.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -102,13 +104,19 @@ def profiled(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def trace(args: argparse.Namespace) -> dict[str, Any]:
-    """A trace of torch.profiler that lasts over several of the agent's windows: how many kernels it has."""
+    """A trace of torch.profiler that lasts over several of the agent's windows: how many kernels it has.
+
+    It begins while the agent traces, or (`--first`) before the agent, which is started in the middle of it.
+    """
     x = torch.randn(1 << 22, device="cuda")
     x.mul_(1.0)
     torch.cuda.synchronize()
+    agent = ctypes.CDLL(os.environ["LATE_AGENT"]) if args.first and "LATE_AGENT" in os.environ else None
     wait_until_tracing()
     launched = 0
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        if agent is not None:
+            agent.gpu_hpc_agent_start()
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:
             for _ in range(100):
@@ -123,6 +131,168 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
         paused = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.PAUSED, 60)
         state = [str(s) for s in paused.state]
     return {"launched": launched, "traced": traced, "agent": state}
+
+
+def queued(args: argparse.Namespace) -> dict[str, Any]:
+    """Small kernels that wait behind one of a known length: how long from the end of their launch call to their start.
+
+    In microseconds by length of the kernel before, from the profiler or from the agent, whose slot of the small
+    kernel is read before and after.
+    """
+    x = torch.randn(1024, device="cuda")
+    x.mul_(1.0)
+    torch.cuda.synchronize()
+    wait_until_tracing()
+    found: dict[str, tuple[int, float]] = {}
+    for cycles in QUEUED_CYCLES:
+        before = small_kernel_latency()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) if args.profile else nullcontext() as p:
+            for _ in range(500):
+                torch.cuda._sleep(cycles)  # noqa: SLF001  a kernel of a chosen length, as PyTorch's own tests make it
+                x.mul_(1.0)
+                torch.cuda.synchronize()
+        if p is not None:
+            found[str(cycles)] = profiled_latency(p)
+        else:
+            after = small_kernel_latency()
+            number = after[0] - before[0]
+            found[str(cycles)] = number, (after[1] - before[1]) / max(1, number) / 1000
+    return {"queued": found}
+
+
+QUEUED_CYCLES = (5_000, 20_000, 100_000, 400_000, 2_000_000)
+
+
+def small_kernel_latency() -> tuple[int, int]:
+    """Number, and nanoseconds in all, of launch to start of the element-wise kernel, once the agent has told of all."""
+    path = own_file()
+    if path is None:
+        return 0, 0
+    published = agent_file.read(path).header.windows_published
+    snapshot = agent_file.wait_for(path, lambda s: s.header.windows_published >= published + 2, 60)
+    slots = [kernel for kernel in snapshot.slots() if "elementwise" in snapshot.name(kernel)]
+    return sum(s.latency_count for s in slots), sum(s.latency_ns for s in slots)
+
+
+def profiled_latency(profiler: Any) -> tuple[int, float]:
+    """The same of a profile, by correlation id."""
+    events = profiler.profiler.kineto_results.events()
+    ends = {e.correlation_id(): e.start_ns() + e.duration_ns() for e in events if e.name() == "cudaLaunchKernel"}
+    waits = [
+        max(0, e.start_ns() - ends[e.correlation_id()])
+        for e in events
+        if "elementwise" in e.name() and e.correlation_id() in ends
+    ]
+    return len(waits), sum(waits) / max(1, len(waits)) / 1000
+
+
+def reduce(args: argparse.Namespace) -> dict[str, Any]:
+    """All-reduces over two GPUs, alone or beside matrix products: the share of their time that compute covers."""
+    rank = int(os.environ["RANK"])
+    method = f"file://{os.environ['RENDEZVOUS']}"
+    distributed.init_process_group("nccl", init_method=method, rank=rank, world_size=2)
+    data = torch.zeros(64 << 20, device="cuda")
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+
+    def step() -> None:
+        handle = distributed.all_reduce(data, async_op=True)
+        if args.kind == "beside":
+            for _ in range(4):
+                torch.matmul(a, a, out=out)
+        handle.wait()
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            step()
+        torch.cuda.synchronize()
+
+    steps(20)
+    distributed.barrier()
+    if args.profile:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            steps(200)
+        ratio = covered(profiler)
+    else:
+        wait_until_tracing()
+        distributed.barrier()
+        for _ in range(max(1, round(args.seconds))):
+            steps(200)
+        path = own_file()
+        assert path is not None
+        snapshot = agent_file.wait_for(path, lambda s: s.header.windows_published >= MANY_WINDOWS, 60)
+        devices = [d for d in snapshot.file.devices if d.used]
+        assert len(devices) == 1, "a rank uses one GPU"
+        ratio = devices[0].overlap_ns / max(1, devices[0].communication_ns)
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    said = "" if args.profile else bytes(devices[0].uuid).hex()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return {"ratio": ratio, "uuid": uuid, "agent_uuid": said}
+
+
+MANY_WINDOWS = 4
+
+
+def covered(profiler: Any) -> float:
+    """Share of the time of NCCL's kernels in which another kernel ran too."""
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = [(e.time_range.start, e.time_range.end, e.name.startswith("nccl")) for e in events if e.name[:3] != "Mem"]
+    edges = sorted((time, kind, step) for begin, end, kind in spans for time, step in ((begin, 1), (end, -1)))
+    running, last, communication, both = {False: 0, True: 0}, 0.0, 0.0, 0.0
+    for time_us, kind, change in edges:
+        if running[True]:
+            communication += time_us - last
+            both += (time_us - last) * (running[False] > 0)
+        running[kind] += change
+        last = time_us
+    return both / communication
+
+
+def workers(args: argparse.Namespace) -> dict[str, Any]:
+    """Loader processes that are forked while the agent traces: how many batches came, and files of agents."""
+    wait = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    wait_until_tracing()
+    batches = 0
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        numbers = torch.utils.data.TensorDataset(torch.randn(256, 64))
+        for (batch,) in torch.utils.data.DataLoader(numbers, batch_size=8, num_workers=4, pin_memory=True):
+            wait += batch.cuda(non_blocking=True).sum()
+            batches += 1
+    torch.cuda.synchronize()
+    files = len(list(Path(os.environ.get("GPU_HPC_AGENT_DIRECTORY", "")).glob("*.shm")))
+    return {"batches": batches, "files": files}
+
+
+def endless(args: argparse.Namespace) -> dict[str, Any]:
+    """One kernel that runs for long beside short ones of another stream, then short ones alone."""
+    x = torch.randn(1024, device="cuda")
+    x.mul_(1.0)
+    torch.cuda.synchronize()
+    wait_until_tracing()
+    path = own_file()
+    assert path is not None
+    begin = time.monotonic()
+    torch.cuda._sleep(int(args.seconds * CYCLES_PER_SECOND))  # noqa: SLF001  as above
+    other = torch.cuda.Stream()
+    sleeper = torch.cuda.Event()
+    sleeper.record()
+    while not sleeper.query():
+        with torch.cuda.stream(other):
+            x.mul_(1.0)
+        time.sleep(0.001)
+    lasted = time.monotonic() - begin
+    during = header_of(path)
+    for _ in range(15_000):
+        x.mul_(1.0)
+        time.sleep(0.001)
+    torch.cuda.synchronize()
+    return {"lasted": lasted, "during": during, "after": header_of(path)}
+
+
+CYCLES_PER_SECOND = 1.98e9
 
 
 def tiny() -> Callable[[], object]:
@@ -206,12 +376,19 @@ def header_of(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("counts", "profile", "blocks", "trace"))
-    parser.add_argument("--kind", choices=KINDS, default="tiny")
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("--kind", choices=(*KINDS, "alone", "beside"), default="tiny")
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--profile", action="store_true", help="ask torch.profiler, not the agent")
+    parser.add_argument("--first", action="store_true", help="trace: the profiler begins before the agent")
     args = parser.parse_args()
-    what = {"counts": counts, "profile": profiled, "blocks": blocks, "trace": trace}[args.what]
-    json.dump(what(args), sys.stdout)
+    json.dump(WHAT[args.what](args), sys.stdout)
+
+
+WHAT: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    **{work.__name__: work for work in (counts, blocks, trace, queued, reduce, workers, endless)},
+    "profile": profiled,
+}
 
 
 if __name__ == "__main__":

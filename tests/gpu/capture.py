@@ -3,7 +3,8 @@
     python tests/gpu/capture.py exporter/gpu_hpc_exporter/recordings/nvidia-h200__580.159.04.jsonl.gz
 
 Needs PyTorch with CUDA and the exporter installed, on a GPU of Hopper or later, as root: `bert_finetune` is a plain
-process with JOB_NAME, `llama_pretrain` a Slurm job by its cgroup and the environment that Slurm gives its tasks.
+process with JOB_NAME, `llama_pretrain` a Slurm job by its cgroup and the environment that Slurm gives its tasks. Both
+run with the kernel agent, which traces one second in three, whatever that costs: phases are short.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpu.slurm_cgroup import slurm_cgroup
+from gpu.workload import RECORDED
+from gpu_hpc_exporter.config import Agent
 
-FIRST = ("idle", "gemm", "copy", "h2d", "d2h", "embedding_cpu_index", "launch_bound")
 SECOND = ("shared", "train", "inference_graph")
-WORKLOAD = [sys.executable, str(Path(__file__).parent / "workload.py")]
+FIRST = tuple(make.__name__ for make in RECORDED if make.__name__ not in SECOND)
+EXPORTER = [sys.executable, "-m", "gpu_hpc_exporter"]
+WORKLOAD = [*EXPORTER, "run", "--", sys.executable, str(Path(__file__).parent / "workload.py")]
+AGENT = {"GPU_HPC_AGENT_PERIOD_SECONDS": "3", "GPU_HPC_AGENT_BUDGET": "1"}
 SLURM_JOB = 4242
 
 
@@ -34,8 +39,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         marks = Path(directory) / "marks"
         marks.touch()
-        command = [sys.executable, "-m", "gpu_hpc_exporter", "record", "--duration", "10m", "--marks", str(marks)]
+        command = [*EXPORTER, "record", "--duration", "10m", "--marks", str(marks)]
         with subprocess.Popen([*command, str(args.file)]) as recorder:
+            wait_for_directory(Path(Agent().directory), recorder)
             workloads(marks, args.seconds)
             recorder.terminate()
     sys.exit(recorder.returncode)
@@ -44,7 +50,7 @@ def main() -> None:
 def workloads(marks: Path, seconds: float) -> None:
     """Run both jobs to their ends; the first one keeps its memory through the second one's first phase."""
     options = ["--seconds", str(seconds), "--marks", str(marks)]
-    environment = {**os.environ, "JOB_NAME": "bert_finetune"}
+    environment = {**os.environ, **AGENT, "JOB_NAME": "bert_finetune"}
     command = [*WORKLOAD, *options, "--hold", "--phases", *FIRST]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdin
@@ -54,10 +60,19 @@ def workloads(marks: Path, seconds: float) -> None:
             if cgroup is None:
                 sys.exit("capture: no cgroup can be made here: run as root where /sys/fs/cgroup is writable")
             slurm = {"SLURM_JOB_ID": str(SLURM_JOB), "SLURM_JOB_NAME": "llama_pretrain", "SLURM_PROCID": "0"}
-            with subprocess.Popen([*WORKLOAD, *options, "--phases", *SECOND], env={**os.environ, **slurm}) as second:
+            environment = {**os.environ, **AGENT, **slurm}
+            with subprocess.Popen([*WORKLOAD, *options, "--phases", *SECOND], env=environment) as second:
                 (cgroup / "cgroup.procs").write_text(str(second.pid))
                 wait_for_end(marks, SECOND[0], second)
                 first.stdin.close()
+
+
+def wait_for_directory(directory: Path, recorder: subprocess.Popen[bytes]) -> None:
+    """Wait until the recorder has made the agents' directory."""
+    while not directory.is_dir():
+        if recorder.poll() is not None:
+            sys.exit("capture: the recorder ended before the workloads began")
+        time.sleep(0.05)
 
 
 def wait_for_end(marks: Path, phase: str, workload: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Workloads whose bottleneck is known, run one after the other on one GPU; ten of them by default.
+"""Workloads whose bottleneck is known, run one after the other on one GPU; twelve of them by default.
 
     python tests/gpu/workload.py --seconds 22 --marks marks.txt --counts counts.jsonl
 
@@ -86,23 +86,45 @@ def h2d() -> Step:
     return _host_copies(to_device=True)
 
 
+def h2d_pageable() -> Step:
+    """The same copies from memory that is not pinned: the driver stages them piece by piece, and the call waits."""
+    host = torch.empty(GIB // 4, dtype=torch.uint8).random_()
+    device = torch.empty(GIB // 4, dtype=torch.uint8, device=DEVICE)
+
+    def step() -> dict[str, float]:
+        device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        return {"host_to_gpu_bytes": host.numel()}
+
+    return step
+
+
 def d2h() -> Step:
     """Pinned device-to-host copies."""
     return _host_copies(to_device=False)
 
 
-def embedding_cpu_index() -> Step:
-    """An embedding lookup whose index is made on the CPU at every step: the classic hidden copy."""
+def _embedding(index: Callable[[], torch.Tensor]) -> Step:
     table = nn.Embedding(50_000, 64, device=DEVICE)
 
     @torch.no_grad()
     def step() -> dict[str, float]:
         for _ in range(1000):
-            table(torch.arange(128).to(DEVICE))
+            table(index())
         torch.cuda.synchronize()
         return {"steps": 1000}
 
     return step
+
+
+def embedding_cpu_index() -> Step:
+    """An embedding lookup whose index is made on the CPU at every step: the classic hidden copy."""
+    return _embedding(lambda: torch.arange(128).to(DEVICE))
+
+
+def embedding_gpu_index() -> Step:
+    """The same lookup, mended: the index is made where it is used."""
+    return _embedding(lambda: torch.arange(128, device=DEVICE))
 
 
 def launch_bound() -> Step:
@@ -201,8 +223,8 @@ def shared() -> Step:
 
 
 RECORDED: tuple[Callable[[], Step], ...] = (
-    *(idle, gemm, copy, h2d, d2h),
-    *(embedding_cpu_index, launch_bound, shared, train, inference_graph),
+    *(idle, gemm, copy, h2d, d2h, h2d_pageable),
+    *(embedding_cpu_index, embedding_gpu_index, launch_bound, shared, train, inference_graph),
 )
 """The phases of a recording, in their order."""
 PHASES: dict[str, Callable[[], Step]] = {make.__name__: make for make in (*RECORDED, l2_copy, l2_reads)}

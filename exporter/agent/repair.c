@@ -1,0 +1,68 @@
+/* Threads whose kernels CUPTI records no more.
+ *
+ * A launch that is in progress while kernels are switched on or off can leave its thread in a state in which CUPTI
+ * records the calls of its later launches, but not their kernels; seen on an H200 with CUPTI 13.0 after about one
+ * window in fifty of a program that does nothing but launch, whatever else is switched, in whichever order, and with
+ * activity buffers per thread or not. The same accident sets it right again, as often. So a window that lacks kernels
+ * is thrown away, and kernels are switched on and off for a few milliseconds at a time, until the thread's are there.
+ * (A window in which launches were captured into a graph looks the same; it costs the window and a try or two.) */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#define FIRST_LENGTH (2 * SECOND / 1000)
+#define LONGEST_LENGTH (SECOND / 4)
+#define LONGEST_TRACING (2 * SECOND) /* of all tries of a repair: a thousand at first */
+#define LONGEST_REPAIR (30 * SECOND)
+enum {
+    FEW = 8,               /* launches that may lack a kernel: they fail, too */
+    SHARE = 1000,          /* one of so many */
+    EVIDENCE = 8,          /* launches that are enough to judge by, */
+    LAST_EVIDENCE = 2,     /* and in the longest try */
+    WAITING_WORK = 1 << 13, /* launches that may wait for their start, where tracing goes on */
+};
+
+static struct {
+    bool goes_on;
+    uint64_t length, began, spent; /* spent: tracing */
+} repair;
+
+bool repair_goes_on(void) { return repair.goes_on; }
+uint64_t repair_length(void) { return repair.length; }
+uint64_t repair_spent(void) { return repair.spent; }
+void repair_end(void) { repair.goes_on = false; }
+
+bool repair_begins(uint64_t now, bool continues)
+{
+    struct unpaired all = pairs_unpaired();
+    uint64_t few = continues ? WAITING_WORK : FEW, share = continues ? 10 : SHARE;
+    if (all.missing <= few || all.missing * share <= all.launches)
+        return false;
+    pairs_watch_poorest();
+    repair.goes_on = true;
+    repair.length = FIRST_LENGTH;
+    repair.began = now;
+    repair.spent = 0;
+    return true;
+}
+
+enum repair repair_judge(uint64_t now, uint64_t traced)
+{
+    struct unpaired thread = pairs_watched();
+    bool is_last = repair.length >= LONGEST_LENGTH;
+    bool enough = thread.launches >= (is_last ? LAST_EVIDENCE : EVIDENCE);
+    repair.spent += traced;
+    if (enough && thread.missing * EVIDENCE <= thread.launches) {
+        repair.goes_on = false;
+        return REPAIR_DONE;
+    }
+    if (!enough && is_last) { /* a thread that launches no more is no matter */
+        repair.goes_on = false;
+        return REPAIR_DONE;
+    }
+    if (!enough)
+        repair.length *= 2;
+    if (repair.spent < LONGEST_TRACING && now - repair.began < LONGEST_REPAIR)
+        return REPAIR_GOES_ON;
+    repair.goes_on = false;
+    return REPAIR_FAILED;
+}
