@@ -82,6 +82,7 @@ bool buffers_are_back(uint32_t epoch);
 /* Never waits again for the buffers of this epoch and earlier ones: another tool has them. Their records are lost. */
 void buffers_forget(uint32_t epoch);
 uint32_t buffers_out(void);
+bool buffers_pressed(void);   /* since it was asked last, CUPTI has taken the last half of the large ones */
 bool buffers_exhausted(void); /* CUPTI asked for more than there are, and would crash without */
 
 /* ---- records ---- */

@@ -28,7 +28,7 @@ static _Atomic uint32_t epochs[BUFFERS];  /* when it was handed out */
 static size_t filled[BUFFERS];            /* bytes; written before the bit of `returned` is */
 static _Atomic uint32_t epoch = 1;
 static uint32_t forgotten;                /* buffers of this epoch and before are lost to another tool */
-static atomic_bool may_refuse, exhausted;
+static atomic_bool may_refuse, exhausted, pressed;
 
 bool buffers_create(void)
 {
@@ -86,6 +86,8 @@ void buffers_requested(uint8_t **buffer, size_t *size, size_t *most_records)
     if (index >= 0) {
         atomic_store(&epochs[index], atomic_load(&epoch));
         *buffer = place_of(index, size);
+        if (index >= LARGE / 2 && !atomic_exchange(&pressed, true))
+            wake_agent();
         return;
     }
     if (atomic_load(&may_refuse)) {
@@ -163,5 +165,7 @@ uint32_t buffers_out(void)
     }
     return out;
 }
+
+bool buffers_pressed(void) { return atomic_exchange(&pressed, false); }
 
 bool buffers_exhausted(void) { return atomic_load(&exhausted); }

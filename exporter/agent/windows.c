@@ -661,8 +661,19 @@ static uint64_t step_continuous(uint64_t now)
     return now;
 }
 
+/* CUPTI gives full buffers back once a second, which is too seldom for graphs of short kernels. */
+static bool relieve_buffers(void)
+{
+    int error = buffers_pressed() ? cupti_flush(false) : CUPTI_OK;
+    if (error)
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+    return !error;
+}
+
 static uint64_t step_open(uint64_t now)
 {
+    if (!relieve_buffers())
+        return NEVER;
     buffers_drain(true);
     if (buffers_exhausted()) {
         give_up(AGENT_REASON_BUFFERS, 0);

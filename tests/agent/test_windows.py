@@ -414,6 +414,17 @@ def test_nothing_is_touched_before_there_is_a_context(start: Start) -> None:
     assert (now.header.cupti_version, now.header.driver_version) == (130001, 13000)
 
 
+def test_buffers_are_asked_back_before_they_run_out(start: Start) -> None:
+    """CUPTI has taken more than half of them in the middle of a window."""
+    agent = start(WINDOW_SECONDS="60", PERIOD_SECONDS="60")
+    agent.trace()
+    agent.do(*(f"kernel a lane={lane}" for lane in range(1, 31)))
+    assert agent.calls().get("cuptiActivityFlushAll", 0) == 0
+    agent.do(*(f"kernel a lane={lane}" for lane in range(31, 40)))
+    fake_activity.until(lambda: agent.calls().get("cuptiActivityFlushAll", 0) > 0, 10)
+    assert agent.wait(lambda _: True).header.state == State.TRACING
+
+
 def test_a_context_that_cannot_be_seen(start: Start) -> None:
     """Programs with contexts of their own making are traced after a while."""
     agent = start(ATTACH_SECONDS="0.1")

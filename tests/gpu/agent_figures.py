@@ -323,55 +323,81 @@ class Graphs:
         return self._process.wait(30)
 
 
+NODES = 500
+"""Of each graph."""
+
+
 def graphs(bench: Bench, seconds: float) -> None:
     """Graphs in two contexts, captured before, in and between windows; then 30 M nodes; rates before and after."""
     bench.program("graphs")
-    nodes = 500
+    plain = Graphs(bench, None)
+    growth = memory_of_graphs(plain)
+    say(f"GPU memory of the same graphs without the agent: {growth:+.0f} MiB; exit status {plain.end()}")
     work = Graphs(bench, bench.environment(mode="continuous", budget="100"))
-    early = [int(work.ask(f"graph {context} {nodes}")) for context in (0, 1)]
-    for graph in early:
-        work.replay(graph, nodes, 2)
+    early = captured(work)
     agent_file.wait_for(bench.file(), lambda s: s.state[0] == agent_file.State.PAUSED, 60)
-    before = [work.replay(early[i % 2], nodes, 0.5) for i in range(40)]
+    before = [work.replay(early[i % 2], NODES, 0.4) for i in range(20)]
     memory = int(work.ask("memory"))
     all_graphs = list(early)
-    for number in range(6):
+    for number in range(4):
         work.trace(on=True)
-        if number == 2:
-            all_graphs += [int(work.ask(f"graph {context} {nodes}")) for context in (0, 1)]
+        if number == 1:
+            all_graphs += captured(work)
         for graph in all_graphs:
-            work.replay(graph, nodes, 0.3)
+            work.replay(graph, NODES, 0.3)
         work.trace(on=False)
-        if number == 3:
-            all_graphs += [int(work.ask(f"graph {context} {nodes}")) for context in (0, 1)]
+        if number == 2:
+            all_graphs += captured(work)
         for graph in all_graphs:
-            work.replay(graph, nodes, 0.1)
+            work.replay(graph, NODES, 0.1)
     told_of(work, "graphs before, in and between windows", memory)
     while work.replayed[True] < MANY_NODES:
         work.trace(on=True)
         for graph in all_graphs:
-            work.replay(graph, nodes, seconds or 1)
+            work.replay(graph, NODES, seconds or 1)
         work.trace(on=False)
-    told_of(work, "soak", memory)
+        told_of(work, "soak", memory)
     after = []
-    for number in range(40):
+    for number in range(20):
         work.trace(on=True)
-        work.replay(early[number % 2], nodes, 0.2)
+        work.replay(early[number % 2], NODES, 0.2)
         work.trace(on=False)
-        after.append(work.replay(early[number % 2], nodes, 0.5))
+        after.append(work.replay(early[number % 2], NODES, 0.4))
     ratios = [b / a for a, b in zip(before, after, strict=True)]
     low, high = interval(ratios)
     say(f"replay rate right after windows, of that before: {statistics.mean(ratios):.4f} ({low:.4f} to {high:.4f})")
     say(f"exit status {work.end()}")
+    without_nodes(bench)
+
+
+def captured(work: Graphs) -> list[int]:
+    """A graph in each context, which has run."""
+    made = [int(work.ask(f"graph {context} {NODES}")) for context in (0, 1)]
+    for graph in made:
+        work.replay(graph, NODES, 0.2)
+    return made
+
+
+def memory_of_graphs(work: Graphs) -> float:
+    """What four more graphs take of the GPU's memory, MiB, after the first two."""
+    captured(work)
+    memory = int(work.ask("memory"))
+    captured(work)
+    captured(work)
+    return (int(work.ask("memory")) - memory) / (1 << 20)
+
+
+def without_nodes(bench: Bench) -> None:
+    """Replays where nodes are not recorded."""
     work = Graphs(bench, bench.environment(mode="continuous", budget="100", graph_nodes="0"))
-    graph = int(work.ask(f"graph 0 {nodes}"))
-    work.replay(graph, nodes, 0.5)
+    graph = captured(work)[0]
+    agent_file.wait_for(bench.file(), lambda s: s.state[0] == agent_file.State.PAUSED, 60)
     work.trace(on=True)
-    work.replay(graph, nodes, 1)
+    work.replay(graph, NODES, 1)
     work.trace(on=False)
     device = work.snapshot().device()
     say(
-        f"without records of nodes: {device.graph_launches_untraced} untraced of {work.replayed[True] // nodes} "
+        f"without records of nodes: {device.graph_launches_untraced} untraced of {work.replayed[True] // NODES} "
         f"replays, {device.graph_launches_traced} traced, {device.busy_ns / max(1, device.device_traced_ns):.3f} busy; "
         f"exit status {work.end()}"
     )
