@@ -8,7 +8,6 @@ from boards.panels import (
     dashboard,
     heatmap,
     latest,
-    link,
     now,
     override,
     query,
@@ -19,9 +18,20 @@ from boards.panels import (
     timeseries,
     variable,
 )
-from boards.vocabulary import BOTTLENECK, JOB, VERDICTS, classes_panel, intensity_panel, observed
+from boards.vocabulary import (
+    BOTTLENECK,
+    KNOWN,
+    TO_JOB_OF_SERIES,
+    TO_KERNELS_OF_SERIES,
+    VERDICTS,
+    classes_panel,
+    intensity_panel,
+    observed,
+    of_dcgm,
+)
 
 GPU = 'instance=~"$instance",gpu=~"$gpu"'
+JOBS_OF_DCGM = of_dcgm("gpu:owner:info", f'{GPU},job!=""')
 WINDOWS = "gpu_hpc_bottleneck_intensity_window_ratio"
 SEVERAL = " Of several chosen GPUs: their mean."
 EACH = "{{instance}} GPU {{gpu}}"
@@ -34,10 +44,8 @@ def build() -> Json:
         "GPU bottleneck",
         "Why is this GPU slow? Choose a GPU; of several the panels show the mean, where they do not name each.",
         [
-            variable("instance", "Node", "label_values(gpu_hpc_gpu_info, instance)", multi=True, allValue=".+"),
-            variable(
-                "gpu", "GPU", 'label_values(gpu_hpc_gpu_info{instance=~"$instance"}, gpu)', multi=True, allValue=".+"
-            ),
+            variable("instance", "Node", f"label_values({KNOWN}}}, instance)", multi=True, allValue=".+"),
+            variable("gpu", "GPU", f'label_values({KNOWN},instance=~"$instance"}}, gpu)', multi=True, allValue=".+"),
             # One distribution panel for each unit that this GPU has: a GPU without NVLink gets no empty one.
             variable("unit", "Unit", f"label_values({WINDOWS}_count{{{GPU}}}, unit)", multi=True, hidden=True),
         ],
@@ -53,6 +61,10 @@ def build() -> Json:
             (8, [(8, _power()), (8, _temperature()), (8, _memory())]),
         ],
     )
+
+
+def _with(label: str, value: str) -> str:
+    return f'{GPU},{label}="{value}"'
 
 
 def _range_share(counter: str, labels: str) -> str:
@@ -93,7 +105,10 @@ def _nvidia_smi() -> Json:
         "Mean of GPU-Util over the time range: whether any engine worked, copies included; it says nothing about how "
         "hard." + SEVERAL,
         "percentunit",
-        latest(f"avg(avg_over_time(gpu_hpc_nvml_utilization_ratio{{{GPU}}}[$__range]))"),
+        latest(
+            f"avg(avg_over_time(gpu_hpc_nvml_utilization_ratio{{{GPU}}}[$__range])) "
+            f"or avg(avg_over_time({of_dcgm('gpu:nvml_utilization:avg5m', GPU)}[$__range]))"
+        ),
         decimals=0,
         thresholds=steps((None, "text")),
     )
@@ -104,14 +119,17 @@ def _sm_active() -> Json:
         "SMs had work",
         "Mean share of the SMs with at least one resident warp over the time range." + SEVERAL,
         "percentunit",
-        latest(_range_share("gpu_hpc_sm_active_seconds_total", "").replace(" on() group_left()", "")),
+        latest(
+            _range_share("gpu_hpc_sm_active_seconds_total", "").replace(" on() group_left()", "")
+            + f" or avg(avg_over_time({of_dcgm('gpu:sm_active:ratio_rate5m', GPU)}[$__range]))"
+        ),
         decimals=0,
         thresholds=steps((None, "red"), (0.3, "orange"), (0.5, "green")),
     )
 
 
 def _intensity() -> Json:
-    return intensity_panel(SEVERAL, lambda series, more: f"rate({series}{{{GPU},{more}}}[$__rate_interval])")
+    return intensity_panel(SEVERAL, lambda series, more: f"rate({series}{{{GPU},{more}}}[$__rate_interval])", GPU)
 
 
 def _classes() -> Json:
@@ -129,14 +147,26 @@ def _truth() -> Json:
         "nvidia-smi: whether any engine worked. SM active: share of the SMs with a resident warp. SM utilisation: how "
         "busy the busiest pipe of the SMs was. Occupancy: resident warps of those that fit." + SEVERAL,
         "percentunit",
-        query(f"avg(avg_over_time(gpu_hpc_nvml_utilization_ratio{{{GPU}}}[$__rate_interval]))", "nvidia-smi"),
-        query(observed("gpu_hpc_sm_active_seconds_total", GPU), "SM active"),
+        query(
+            f"avg(avg_over_time(gpu_hpc_nvml_utilization_ratio{{{GPU}}}[$__rate_interval])) "
+            f"or avg({of_dcgm('gpu:nvml_utilization:avg5m', GPU)})",
+            "nvidia-smi",
+        ),
+        query(
+            observed("gpu_hpc_sm_active_seconds_total", GPU) + f" or avg({of_dcgm('gpu:sm_active:ratio_rate5m', GPU)})",
+            "SM active",
+        ),
         query(
             f'sum(rate({WINDOWS}_sum{{{GPU},unit="sm"}}[$__rate_interval])) '
-            f'/ (sum(rate({WINDOWS}_count{{{GPU},unit="sm"}}[$__rate_interval])) > 0)',
+            f'/ (sum(rate({WINDOWS}_count{{{GPU},unit="sm"}}[$__rate_interval])) > 0) '
+            f"or avg({of_dcgm('gpu:bottleneck_intensity:mean5m', _with('unit', 'sm'))})",
             "SM utilisation",
         ),
-        query(observed("gpu_hpc_sm_occupancy_seconds_total", GPU), "SM occupancy"),
+        query(
+            observed("gpu_hpc_sm_occupancy_seconds_total", GPU)
+            + f" or avg({of_dcgm('gpu:sm_occupancy:ratio_rate5m', GPU)})",
+            "SM occupancy",
+        ),
         max=1,
         overrides=colored({"nvidia-smi": "#8e8e8e", "SM active": "green", "SM utilisation": "red"}),
     )
@@ -145,11 +175,12 @@ def _truth() -> Json:
 def _jobs() -> Json:
     return state_timeline(
         "Jobs on the GPU",
-        "When which job ran here or held the GPU. Click on one for everything about it on all its GPUs.",
+        "When which job ran here or held the GPU. Click on one for everything about it on all its GPUs, or for its "
+        "kernels.",
         "none",
-        query(f"max by(job) (gpu_hpc_job_info{{{GPU}}})", "{{job}}"),
+        query(f"max by(job) (gpu_hpc_job_info{{{GPU}}} or {JOBS_OF_DCGM})", "{{job}}"),
         mappings=texts({"1": ("holds the GPU", "#5794f2")}),
-        links=[link("Job ${__field.labels.job}", JOB, job="${__field.labels.job:percentencode}")],
+        links=[TO_JOB_OF_SERIES, TO_KERNELS_OF_SERIES],
     )
 
 
@@ -169,19 +200,26 @@ def _distribution() -> Json:
 
 
 def _links() -> Json:
-    link_bytes = {
-        "PCIe host to GPU": "gpu_hpc_pcie_host_to_gpu_bytes_total",
-        "PCIe GPU to host": "gpu_hpc_pcie_gpu_to_host_bytes_total",
-        "NVLink received": "gpu_hpc_nvlink_received_bytes_total",
-        "NVLink sent": "gpu_hpc_nvlink_transmitted_bytes_total",
-        "C2C host to GPU": "gpu_hpc_c2c_host_to_gpu_bytes_total",
-        "C2C GPU to host": "gpu_hpc_c2c_gpu_to_host_bytes_total",
+    ways = {
+        "PCIe host to GPU": ("pcie", "host_to_gpu"),
+        "PCIe GPU to host": ("pcie", "gpu_to_host"),
+        "NVLink received": ("nvlink", "received"),
+        "NVLink sent": ("nvlink", "transmitted"),
+        "C2C host to GPU": ("c2c", "host_to_gpu"),
+        "C2C GPU to host": ("c2c", "gpu_to_host"),
     }
     return timeseries(
         "Bytes over the links",
         "PCIe with its protocol, NVLink payload, C2C on Grace; only links that the GPU has." + SEVERAL,
         "Bps",
-        *(query(observed(counter, GPU), name) for name, counter in link_bytes.items()),
+        *(
+            query(
+                observed(f"gpu_hpc_{link}_{way}_bytes_total", GPU)
+                + f" or avg({of_dcgm(f'gpu:{link}_bytes:rate5m', _with('direction', way))})",
+                name,
+            )
+            for name, (link, way) in ways.items()
+        ),
     )
 
 
@@ -214,7 +252,11 @@ def _pipes() -> Json:
         "Share of the cycles in which each pipe worked. Matrix code whose tensor pipe rests runs on the wrong units."
         + SEVERAL,
         "percentunit",
-        query(observed("gpu_hpc_pipe_active_seconds_total", GPU, "pipe"), "{{pipe}}"),
+        query(
+            observed("gpu_hpc_pipe_active_seconds_total", GPU, "pipe")
+            + f" or avg by(pipe) ({of_dcgm('gpu:pipe_active:ratio_rate5m', GPU)})",
+            "{{pipe}}",
+        ),
         max=1,
     )
 
@@ -254,7 +296,11 @@ def _clock_events() -> Json:
         "Share of the time by the driver's reason. gpu_idle and sw_power_cap (the GPU reaches its power limit at full "
         "work) are normal; hw_slowdown, thermal and power-brake reasons are not." + SEVERAL,
         "percentunit",
-        query(f"avg by(reason) (rate(gpu_hpc_clock_event_seconds_total{{{GPU}}}[$__rate_interval]))", "{{reason}}"),
+        query(
+            f"avg by(reason) (rate(gpu_hpc_clock_event_seconds_total{{{GPU}}}[$__rate_interval])) "
+            f"or avg by(reason) ({of_dcgm('gpu:clock_event:ratio_rate5m', GPU)})",
+            "{{reason}}",
+        ),
         max=1,
         overrides=colored(
             {

@@ -25,18 +25,23 @@ from boards.vocabulary import (
     EXPORTER_STATES,
     FLEET,
     HOURS,
+    KNOWN,
     OF_GPU,
     SHORT_VERDICTS,
     SOURCE_STATES,
     TO_GPU,
     TO_JOB,
+    TO_KERNELS_OF_GPU,
+    TO_KERNELS_OF_JOB,
     WASTED,
     classes_panel,
     exporter_state,
+    of_dcgm,
 )
 
 NODES = 'instance=~"$instance"'
 OWNER = f'gpu:owner:info{{{NODES},job!=""}}'
+JOBS_OF_DCGM = of_dcgm("gpu:owner:info", f'{NODES},job!=""')
 RED = {"mode": "fixed", "fixedColor": "red"}
 WASTE = steps((None, "green"), (0.3, "orange"), (0.6, "red"))
 SAMPLED = " Sampled every 5 minutes, more coarsely over ranges above a day."
@@ -48,7 +53,7 @@ def build() -> Json:
         FLEET,
         "Fleet",
         "The worst GPUs and jobs first, what they waste, and the state of every exporter and source.",
-        [variable("instance", "Node", "label_values(gpu_hpc_gpu_info, instance)", multi=True, allValue=".+")],
+        [variable("instance", "Node", f"label_values({KNOWN}}}, instance)", multi=True, allValue=".+")],
         [
             (3, [(4, _gpus()), (4, _missing()), (4, _jobs_now()), (4, _wasted()), (4, _wasted_share()), (4, _down())]),
             (9, [(24, _worst_jobs())]),
@@ -78,7 +83,7 @@ def _sampled(panel: Json) -> Json:
 
 
 def _gpus() -> Json:
-    expr = f"count(max by(instance,gpu,uuid) (gpu_hpc_gpu_info{{{NODES}}}))"
+    expr = f"count(max by(instance,gpu,uuid) ({KNOWN},{NODES}}}))"
     return stat(
         "GPUs", "GPUs and MIG instances that are measured.", "none", latest(expr), thresholds=steps((None, "text"))
     )
@@ -102,7 +107,7 @@ def _jobs_now() -> Json:
         "Jobs",
         "Jobs that run on a GPU or hold one.",
         "none",
-        latest(f"count(count by(job) (gpu_hpc_job_info{{{NODES}}}))"),
+        latest(f"count(count by(job) (gpu_hpc_job_info{{{NODES}}} or {JOBS_OF_DCGM}))"),
         thresholds=steps((None, "text")),
     )
 
@@ -152,7 +157,7 @@ def _worst_jobs() -> Json:
         "GPU-hours that each job wasted: it held the GPU, which was idle, starved (gaps between kernels, small ones) "
         "or only copied. Normal for services and notebooks. GPUs that several jobs share are left out." + SAMPLED,
         [
-            column("job", "Job", links=[TO_JOB]),
+            column("job", "Job", links=[TO_JOB, TO_KERNELS_OF_JOB]),
             column("kind", "Kind"),
             column(
                 "Value #A",
@@ -181,13 +186,16 @@ def _worst_gpus() -> Json:
     def mean(expr: str) -> str:
         return f"avg_over_time(({expr})[$__range:$__interval])"
 
+    def recorded(series: str) -> str:
+        return mean(f"max by(instance,gpu,uuid) ({series}{{{NODES}}})")
+
     panel = table(
         "Worst GPUs",
         "GPUs by the share of the time range in which they were idle, starved or only copied, held or not. Owner: the "
         "only job on it at the end of the range. Click on a GPU for the reason." + SAMPLED,
         [
-            column("instance", "Node", links=[TO_GPU]),
-            column("gpu", "GPU", links=[TO_GPU]),
+            column("instance", "Node", links=[TO_GPU, TO_KERNELS_OF_GPU]),
+            column("gpu", "GPU", links=[TO_GPU, TO_KERNELS_OF_GPU]),
             column("class", "Mostly", mappings=texts(SHORT_VERDICTS), custom__cellOptions=COLORED),
             column(
                 "Value #A",
@@ -202,7 +210,7 @@ def _worst_gpus() -> Json:
             column("Value #C", "nvidia-smi says", "percentunit", decimals=0),
             column("Value #D", "SMs had work", "percentunit", decimals=0),
             column("Value #E", "DRAM of peak", "percentunit", decimals=0),
-            column("job", "Owner", links=[TO_JOB]),
+            column("job", "Owner", links=[TO_JOB, TO_KERNELS_OF_JOB]),
         ],
         "Not working",
         now(mean(_class_shares(WASTED))),
@@ -210,9 +218,9 @@ def _worst_gpus() -> Json:
             "topk by(instance,gpu,uuid) (1, "
             f"sum_over_time(gpu:bottleneck_class:ratio_rate5m{{{NODES}}}[$__range:$__interval]))"
         ),
-        now(mean(f"gpu:nvml_utilization:avg5m{{{NODES}}}")),
-        now(mean(f"gpu:sm_active:ratio_rate5m{{{NODES}}}")),
-        now(mean(f"gpu:dram_active:ratio_rate5m{{{NODES}}}")),
+        now(recorded("gpu:nvml_utilization:avg5m")),
+        now(recorded("gpu:sm_active:ratio_rate5m")),
+        now(recorded("gpu:dram_active:ratio_rate5m")),
         now(f"max by(instance,gpu,uuid,job) (gpu:owner:info{{{NODES}}})"),
     )
     return _sampled(panel)

@@ -25,6 +25,7 @@ from boards.vocabulary import (
     OF_GPU,
     SHORT_VERDICTS,
     TO_GPU,
+    TO_KERNELS_OF_GPU,
     VERDICTS,
     WASTED,
     classes_panel,
@@ -173,10 +174,10 @@ def _gpus() -> Json:
     panel = table(
         "GPUs of the job",
         "Every GPU that the job held within the time range, the busiest first; a rank that differs from the others is "
-        "worth a look. Click on a GPU for the reason." + WHILE,
+        "worth a look. Click on a GPU for the reason or its kernels." + WHILE,
         [
-            column("instance", "Node", links=[TO_GPU]),
-            column("gpu", "GPU", links=[TO_GPU]),
+            column("instance", "Node", links=[TO_GPU, TO_KERNELS_OF_GPU]),
+            column("gpu", "GPU", links=[TO_GPU, TO_KERNELS_OF_GPU]),
             column("rank", "Rank"),
             column("class", "Mostly", mappings=texts(SHORT_VERDICTS), custom__cellOptions=COLORED),
             column("Value #B", "SMs had work", "percentunit", decimals=0),

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from boards.panels import Json, colored, link, override, query, state_timeline, steps, timeseries
 
-BOTTLENECK, FLEET, JOB, EXPORTER = "gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job", "gpu-hpc-exporter"
+BOTTLENECK, FLEET, JOB = "gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job"
+KERNELS, EXPORTER = "gpu-hpc-kernels", "gpu-hpc-exporter"
 """Fixed uids."""
 
 OF_GPU = "on(instance,gpu,uuid)"
@@ -76,7 +77,17 @@ TO_GPU = link(
     gpu="${__data.fields.gpu:percentencode}",
 )
 TO_JOB = link("Job ${__data.fields.job}", JOB, job="${__data.fields.job:percentencode}")
+TO_KERNELS_OF_GPU = link(
+    "Kernels of this GPU",
+    KERNELS,
+    instance="${__data.fields.instance:percentencode}",
+    gpu="${__data.fields.gpu:percentencode}",
+)
+TO_KERNELS_OF_JOB = link("Kernels of ${__data.fields.job}", KERNELS, job="${__data.fields.job:percentencode}")
 """Links of a table's cells."""
+TO_JOB_OF_SERIES = link("Job ${__field.labels.job}", JOB, job="${__field.labels.job:percentencode}")
+TO_KERNELS_OF_SERIES = link("Kernels of ${__field.labels.job}", KERNELS, job="${__field.labels.job:percentencode}")
+"""Links of a series that has a job."""
 
 
 def exporter_state(nodes: str) -> str:
@@ -107,19 +118,33 @@ def _source(selector: str, denominator: str) -> str:
     return f'{selector},source="pm_sampling"' if "source" in denominator else selector
 
 
-def intensities(rate: Callable[[str, str], str]) -> list[Json]:
+KNOWN = '{__name__=~"gpu_hpc_gpu_info|gpu:owner:info"'
+"""Begin of a selector of what tells that there is a GPU: the exporter, or its recorded owner where only DCGM does."""
+
+
+def of_dcgm(series: str, selector: str) -> str:
+    """What alert-rules/compat/dcgm.yml records of GPUs that dcgm-exporter alone measures."""
+    return f'{series}{{{selector},source="dcgm"}}'
+
+
+def intensities(rate: Callable[[str, str], str], dcgm: str = "") -> list[Json]:
     """Mean intensity of each unit over windows, a query for each unit so that they keep this order.
 
-    `rate` writes the rate of a series of the windows' histogram with one more matcher, GPU by GPU.
+    `rate` writes the rate of a series of the windows' histogram with one more matcher, GPU by GPU. `dcgm` selects the
+    GPUs of which dcgm-exporter tells where none has windows.
     """
     name = "gpu_hpc_bottleneck_intensity_window_ratio"
     return [
-        query(f"sum ({rate(f'{name}_sum', matcher)}) / (sum ({rate(f'{name}_count', matcher)}) > 0)", UNITS[unit])
+        query(
+            f"sum ({rate(f'{name}_sum', matcher)}) / (sum ({rate(f'{name}_count', matcher)}) > 0)"
+            + (f" or avg({of_dcgm('gpu:bottleneck_intensity:mean5m', f'{dcgm},{matcher}')})" if dcgm else ""),
+            UNITS[unit],
+        )
         for unit, matcher in ((unit, f'unit="{unit}"') for unit in UNITS)
     ]
 
 
-def intensity_panel(description: str, rate: Callable[[str, str], str]) -> Json:
+def intensity_panel(description: str, rate: Callable[[str, str], str], dcgm: str = "") -> Json:
     """A row for each unit, the darker the closer to its limit."""
     return state_timeline(
         "How close each unit was to its limit",
@@ -127,7 +152,7 @@ def intensity_panel(description: str, rate: Callable[[str, str], str]) -> Json:
         "90 %. L2 is the share of the requested sectors that the cache did not have, severe from 50 %; it has gaps "
         "while L2 has next to nothing to do. " + description,
         "percentunit",
-        *intensities(rate),
+        *intensities(rate, dcgm),
         decimals=0,
         min=0,
         max=1,

@@ -24,7 +24,8 @@ class History:
     """A Prometheus with hours of the shipped recording and the recorded series over them.
 
     `start` and `end` (Unix time) span all of it. `phases`: by name, the node that has done nothing else for the hour
-    before `end`. The nodes h200-demo and h200-tour play them all: the recording as it is, and 20 minutes of each.
+    before `end`. The nodes h200-demo and h200-tour play them all: the recording as it is, and 20 minutes of each. On
+    h200-kernels one of two jobs has a kernel agent.
     """
 
     prometheus: Prometheus
@@ -56,7 +57,7 @@ def played(end: int, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
 def history(end: int, played: Mapping[str, Played], tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     """Made once for all tests."""
     directory = tmp_path_factory.mktemp("history")
-    shown = ("demo", "tour", *names())
+    shown = ("demo", "tour", *names(), "kernels")
     nodes = {name: Node(Target(f"h200-{name}"), (played[name],), number) for number, name in enumerate(shown)}
     lines = itertools.chain.from_iterable(node.lines() for node in nodes.values())
     with backfilled(directory, lines, end - DEMO_S, end) as prometheus:

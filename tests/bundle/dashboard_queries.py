@@ -15,7 +15,7 @@ from prometheus_process import Prometheus
 
 Json = dict[str, Any]
 DASHBOARDS = Path(__file__).resolve().parent.parent.parent / "dashboards"
-UIDS = ("gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job", "gpu-hpc-exporter")
+UIDS = ("gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job", "gpu-hpc-kernels", "gpu-hpc-exporter")
 
 PAGE_PIXELS = 1800
 """Width of the browser's window: what decides the resolution of a panel."""
