@@ -82,7 +82,9 @@ bool buffers_are_back(uint32_t epoch);
 /* Never waits again for the buffers of this epoch and earlier ones: another tool has them. Their records are lost. */
 void buffers_forget(uint32_t epoch);
 uint32_t buffers_out(void);
-bool buffers_pressed(void);   /* since it was asked last, CUPTI has taken the last half of the large ones */
+/* Since they were relieved last, CUPTI has taken of the last half of the large ones. */
+bool buffers_pressed(void);
+void buffers_relieved(void);
 bool buffers_exhausted(void); /* CUPTI asked for more than there are, and would crash without */
 
 /* ---- records ---- */
@@ -98,7 +100,7 @@ struct copy_place {
     uint8_t direction, memory;
 };
 /* Calls, that began in the window, and work; either side may come first. interval: see unions_add. is_edge: began
- * while kernels were being switched on or off, and counts only when its kernel was recorded. */
+ * while kernels were being switched on or off, or failed, and counts only when its kernel was recorded. */
 void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end, bool is_edge);
 void pairs_graph(uint32_t correlation, uint64_t begin, uint64_t end);
 void pairs_copy_call(uint32_t correlation, uint64_t begin, uint64_t end);
@@ -111,9 +113,12 @@ struct unpaired {
     uint64_t launches, missing;
 };
 struct unpaired pairs_unpaired(void);
-/* The thread with the most launches that wait, from then on watched; and the same of it, over a window so short that
- * no place is needed twice. */
-void pairs_watch_poorest(void);
+/* Notes that a thread began or ended to capture launches into a graph: they have no kernels, and nothing is wrong. */
+void pairs_capture(uint32_t thread);
+/* Of the threads that captured nothing, and of whose last launches nearly none has a kernel, the one with the most,
+ * from then on watched; its launches, none where there is no such thread. */
+uint64_t pairs_watch_lost(void);
+/* The same as of all of the watched one, over a window so short that no place is needed twice. */
 struct unpaired pairs_watched(void);
 /* Nothing more comes: what still waits is counted as it is, or forgotten. */
 void pairs_close(void);
@@ -198,9 +203,9 @@ void sums_forget(void);
 bool repair_begins(uint64_t now, bool continues);
 bool repair_goes_on(void);
 uint64_t repair_length(void); /* of the next try */
-/* After a try that traced for so long (ns), whose records are all here: whether the repair has ended, and how. */
+/* After a try that traced from then till then, whose records are all here: whether the repair has ended, and how. */
 enum repair { REPAIR_GOES_ON, REPAIR_DONE, REPAIR_FAILED };
-enum repair repair_judge(uint64_t now, uint64_t traced);
+enum repair repair_judge(uint64_t now, uint64_t opened, uint64_t closed);
 uint64_t repair_spent(void); /* tracing, by the last one, ns */
 void repair_end(void);       /* whatever became of it */
 

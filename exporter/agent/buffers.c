@@ -166,6 +166,8 @@ uint32_t buffers_out(void)
     return out;
 }
 
-bool buffers_pressed(void) { return atomic_exchange(&pressed, false); }
+bool buffers_pressed(void) { return atomic_load(&pressed); }
+
+void buffers_relieved(void) { atomic_store(&pressed, false); }
 
 bool buffers_exhausted(void) { return atomic_load(&exhausted); }

@@ -311,6 +311,9 @@ enum api_call api_call_of(int kind, uint32_t cbid)
             return CALL_LAUNCH;
         case 311: case 312: /* cudaGraphLaunch, ptsz */
             return CALL_GRAPH;
+        case 315: case 316: /* cudaStreamBeginCapture, ptsz */
+        case 319: case 320: /* cudaStreamEndCapture, ptsz */
+            return CALL_CAPTURE;
         case 31: case 215: /* cudaMemcpy, ptds */
         case 41: case 225: /* cudaMemcpyAsync, ptsz */
             return CALL_COPY;
@@ -325,6 +328,10 @@ enum api_call api_call_of(int kind, uint32_t cbid)
         return CALL_LAUNCH;
     case 514: case 515: /* cuGraphLaunch, ptsz */
         return CALL_GRAPH;
+    case 495: case 496: /* cuStreamBeginCapture, ptsz */
+    case 497: case 498: /* cuStreamEndCapture, ptsz */
+    case 539: case 540: /* cuStreamBeginCapture_v2, ptsz */
+        return CALL_CAPTURE;
     case 276: case 277: /* cuMemcpyHtoD_v2, Async */
     case 278: case 279: /* cuMemcpyDtoH_v2, Async */
         return CALL_COPY;

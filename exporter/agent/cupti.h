@@ -72,7 +72,8 @@ enum {
 
     SYNC_TYPE = 4, SYNC_START = 8, SYNC_END = 16, SYNC_CONTEXT = 28, SYNC_NEEDS = 40,
 
-    API_CBID = 4, API_START = 8, API_END = 16, API_THREAD = 28, API_CORRELATION = 32, API_NEEDS = 40,
+    API_CBID = 4, API_START = 8, API_END = 16, API_THREAD = 28, API_CORRELATION = 32, API_RESULT = 36,
+    API_NEEDS = 40,
 
     GRAPH_START = 8, GRAPH_END = 16, GRAPH_DEVICE = 24, GRAPH_CONTEXT = 32,
     GRAPH_STREAM = 36, GRAPH_NEEDS = 40,
@@ -82,7 +83,7 @@ typedef void (*buffer_requested)(uint8_t **buffer, size_t *size, size_t *most_re
 typedef void (*buffer_completed)(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
 
 /* The kinds of API calls that we know. */
-enum api_call { CALL_OTHER, CALL_LAUNCH, CALL_GRAPH, CALL_COPY };
+enum api_call { CALL_OTHER, CALL_LAUNCH, CALL_GRAPH, CALL_COPY, CALL_CAPTURE };
 enum api_call api_call_of(int kind, uint32_t cbid);
 
 /* Finds and loads libcuda (already loaded, or the reason) and libcupti. Answers AGENT_REASON_NONE or why not. */

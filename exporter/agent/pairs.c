@@ -2,16 +2,18 @@
  * Whichever is first waits here; ids count up, so that a place is needed again 64 Ki ids later: what still waits there
  * then never finds its other half. */
 #define _GNU_SOURCE
+#include <string.h>
+
 #include "agent.h"
 
-enum { PLACES = 1 << 16 };
+enum { PLACES = 1 << 16, THREADS = 256, CAPTURING = 16, NEARLY_ALL = 8 };
 
 struct waiting {
     uint64_t begin, end;   /* a call's; of work the start, in `begin` */
     uint32_t correlation;
     uint32_t generation;   /* other than now: free */
     uint32_t slot, interval;
-    uint32_t thread;       /* of a launch */
+    uint32_t thread;       /* of a launch, also when it has found its kernel; 0: none */
     uint8_t side;          /* enum pair_side */
     uint8_t device;
     struct copy_place place;
@@ -27,6 +29,11 @@ static struct {
 } open;
 static uint64_t launches, expired_launches, expired_kernels, watched_launches;
 static uint32_t watched_thread;
+static struct thread {
+    uint32_t id;
+    uint64_t paired, missing;
+} threads[THREADS];
+static uint32_t capturing[CAPTURING], capturing_count;
 
 static void add_call(uint64_t ns)
 {
@@ -60,6 +67,7 @@ static void expire(struct waiting *w)
         settle_call(device, w->end - w->begin);
     }
     w->side = PAIR_FREE;
+    w->thread = 0;
 }
 
 static struct waiting *place_of(uint32_t correlation)
@@ -97,11 +105,13 @@ void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_
         open.kernels--;
         meet(w->device, w->slot, w->begin, begin, end, w->interval);
         w->side = PAIR_FREE;
+        w->thread = thread;
         return;
     }
     if (w->side == PAIR_TIMELESS_KERNEL) {
         sums_api(w->device, end - begin, 1);
         w->side = PAIR_FREE;
+        w->thread = thread;
         return;
     }
     wait_in(w, (struct waiting){.side = PAIR_LAUNCH, .correlation = correlation, .begin = begin, .end = end,
@@ -238,17 +248,59 @@ static bool waits_for_kernel(const struct waiting *w)
     return w->generation == generation && w->side == PAIR_LAUNCH && !w->is_edge;
 }
 
-/* The majority's, where there is one (Boyer and Moore's vote). */
-void pairs_watch_poorest(void)
+/* NULL: there are too many. */
+static struct thread *thread_of(uint32_t id)
 {
-    uint64_t votes = 0;
-    for (int i = 0; i < PLACES; i++) {
-        if (!waits_for_kernel(&ring[i]))
-            continue;
-        if (!votes)
-            watched_thread = ring[i].thread;
-        votes += ring[i].thread == watched_thread ? 1 : UINT64_MAX;
+    uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
+    for (uint32_t probe = 0; probe < THREADS; probe++) {
+        struct thread *thread = &threads[(first + probe) % THREADS];
+        if (!thread->id)
+            thread->id = id;
+        if (thread->id == id)
+            return thread;
     }
+    return NULL;
+}
+
+static void count_threads(void)
+{
+    memset(threads, 0, sizeof threads);
+    for (int i = 0; i < PLACES; i++) {
+        const struct waiting *w = &ring[i];
+        struct thread *thread = w->generation == generation && w->thread ? thread_of(w->thread) : NULL;
+        if (!thread)
+            continue;
+        thread->paired += w->side == PAIR_FREE;
+        thread->missing += waits_for_kernel(w);
+    }
+}
+
+static bool captures(uint32_t thread)
+{
+    for (uint32_t i = 0; i < capturing_count; i++)
+        if (capturing[i] == thread)
+            return true;
+    return false;
+}
+
+void pairs_capture(uint32_t thread)
+{
+    if (capturing_count < CAPTURING && !captures(thread))
+        capturing[capturing_count++] = thread;
+}
+
+uint64_t pairs_watch_lost(void)
+{
+    uint64_t most = 0;
+    count_threads();
+    for (int i = 0; i < THREADS; i++) {
+        const struct thread *thread = &threads[i];
+        if (thread->missing <= most || thread->paired * NEARLY_ALL > thread->missing || captures(thread->id))
+            continue;
+        most = thread->missing;
+        watched_thread = thread->id;
+    }
+    return most;
 }
 
 struct unpaired pairs_watched(void)
@@ -272,5 +324,6 @@ void pairs_forget(void)
 {
     open.launches = open.kernels = open.graphs = open.api_ns = open.api_calls = 0;
     launches = expired_launches = expired_kernels = watched_launches = 0;
+    capturing_count = 0;
     generation++;
 }

@@ -190,9 +190,12 @@ static void take_call(const uint8_t *record, int kind)
     if (!is_valid(begin, end))
         return;
     if (call == CALL_LAUNCH) {
-        pairs_launch(correlation, thread, begin, end, moment == MOMENT_EDGE);
+        bool has_failed = u32_at(record, API_RESULT) != 0;
+        pairs_launch(correlation, thread, begin, end, moment == MOMENT_EDGE || has_failed);
     } else if (call == CALL_COPY) {
         pairs_copy_call(correlation, begin, end);
+    } else if (call == CALL_CAPTURE) {
+        pairs_capture(thread);
     } else if (moment == MOMENT_EDGE) {
         return;
     } else if (windows_trust_graph_ids()) {

@@ -5,7 +5,8 @@
  * window in fifty of a program that does nothing but launch, whatever else is switched, in whichever order, and with
  * activity buffers per thread or not. The same accident sets it right again, as often. So a window that lacks kernels
  * is thrown away, and kernels are switched on and off for a few milliseconds at a time, until the thread's are there.
- * (A window in which launches were captured into a graph looks the same; it costs the window and a try or two.) */
+ * (A thread that captures launches into one graph all the window long looks the same: that costs the window and
+ * tries.) */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -35,9 +36,8 @@ bool repair_begins(uint64_t now, bool continues)
 {
     struct unpaired all = pairs_unpaired();
     uint64_t few = continues ? WAITING_WORK : FEW, share = continues ? 10 : SHARE;
-    if (all.missing <= few || all.missing * share <= all.launches)
+    if (all.missing <= few || all.missing * share <= all.launches || !pairs_watch_lost())
         return false;
-    pairs_watch_poorest();
     repair.goes_on = true;
     repair.length = FIRST_LENGTH;
     repair.began = now;
@@ -45,21 +45,21 @@ bool repair_begins(uint64_t now, bool continues)
     return true;
 }
 
-enum repair repair_judge(uint64_t now, uint64_t traced)
+enum repair repair_judge(uint64_t now, uint64_t opened, uint64_t closed)
 {
+    if (opened < repair.began) /* no try yet: the window that showed the need, in continuous mode */
+        return REPAIR_GOES_ON;
     struct unpaired thread = pairs_watched();
     bool is_last = repair.length >= LONGEST_LENGTH;
     bool enough = thread.launches >= (is_last ? LAST_EVIDENCE : EVIDENCE);
-    repair.spent += traced;
-    if (enough && thread.missing * EVIDENCE <= thread.launches) {
+    bool is_back = thread.missing * EVIDENCE <= thread.launches;
+    repair.spent += closed - opened;
+    /* A thread that launches no more is no matter. Others may have been lost too, or by the tries. */
+    if ((enough ? is_back : is_last) && pairs_watch_lost() < EVIDENCE) {
         repair.goes_on = false;
         return REPAIR_DONE;
     }
-    if (!enough && is_last) { /* a thread that launches no more is no matter */
-        repair.goes_on = false;
-        return REPAIR_DONE;
-    }
-    if (!enough)
+    if (!enough && !is_last)
         repair.length *= 2;
     if (repair.spent < LONGEST_TRACING && now - repair.began < LONGEST_REPAIR)
         return REPAIR_GOES_ON;

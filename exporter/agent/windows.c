@@ -18,6 +18,7 @@
 #define NEVER UINT64_MAX
 #define LONGEST_WINDOW (10 * SECOND)
 #define FIRST_PATIENCE (2 * SECOND)
+#define RELIEF (SECOND / 50)
 #define REPAIR_PATIENCE (SECOND / 20)
 #define REPAIR_FLUSH (SECOND / 500)
 enum {
@@ -49,6 +50,7 @@ static bool continuous, stepped_down, graph_nodes, ignore_others;
 static uint64_t next_begin, started, period, resume_at, life_nodes, last_queue_p95;
 static uint32_t discards, stale_waits, stale_epoch, ticks_over;
 static uint64_t patience;     /* how long the next window's records are awaited */
+static uint64_t next_relief;  /* CLOCK_MONOTONIC */
 static uint64_t on_since;     /* CLOCK_MONOTONIC; 0: the file's last interval has ended */
 static uint64_t chance = 1;
 
@@ -425,6 +427,15 @@ static bool publish(const struct finished *finished)
     return bad;
 }
 
+/* Windows whose work runs on for long may be few among others: what one of them has taught is forgotten slowly. One
+ * that had to be forced, and lacked nothing, teaches nothing. */
+static void learn_patience(uint64_t awaited)
+{
+    uint64_t wanted = awaited < patience ? 4 * awaited : 0, kept = patience - patience / 32;
+    wanted = wanted > kept ? wanted : kept;
+    patience = least(wanted > FIRST_PATIENCE ? wanted : FIRST_PATIENCE, options.drain_ns);
+}
+
 static void publish_window(void)
 {
     struct finished finished = {.traced_ns = window.closed - mark.last_at, .from = mark.last_time,
@@ -432,8 +443,7 @@ static void publish_window(void)
     pairs_close();
     double cost = cost_ratio(finished.traced_ns);
     discards = 0;
-    uint64_t awaited = 4 * (monotonic_ns() - window.closed);
-    patience = least(awaited > FIRST_PATIENCE ? awaited : FIRST_PATIENCE, options.drain_ns);
+    learn_patience(monotonic_ns() - window.closed);
     bool is_bad = publish(&finished);
     phase = IDLE;
     if (is_bad)
@@ -479,8 +489,10 @@ static void discard_window(uint64_t now)
     stale_epoch = window.epoch;
     phase = IDLE;
     next_begin = now + period;
+    bool was_longest = patience >= options.drain_ns;
     patience = least(2 * patience, options.drain_ns);
-    count_discard();
+    if (was_longest) /* before, it was perhaps only given up too early */
+        count_discard();
 }
 
 /* The window lacks kernels, and a repair has begun. */
@@ -495,7 +507,7 @@ static void begin_repair(uint64_t now)
 
 static void finish_try(uint64_t now)
 {
-    enum repair result = repair_judge(now, window.closed - window.opened);
+    enum repair result = repair_judge(now, window.opened, window.closed);
     sums_forget();
     stale_epoch = window.epoch;
     phase = IDLE;
@@ -661,10 +673,15 @@ static uint64_t step_continuous(uint64_t now)
     return now;
 }
 
-/* CUPTI gives full buffers back once a second, which is too seldom for graphs of short kernels. */
-static bool relieve_buffers(void)
+/* CUPTI gives full buffers back once a second, which is too seldom for graphs of short kernels. But where so many
+ * threads have one each, asking them back helps for no longer than until these launch. */
+static bool relieve_buffers(uint64_t now)
 {
-    int error = buffers_pressed() ? cupti_flush(false) : CUPTI_OK;
+    if (!buffers_pressed() || now < next_relief)
+        return true;
+    next_relief = now + RELIEF;
+    buffers_relieved();
+    int error = cupti_flush(false);
     if (error)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
     return !error;
@@ -672,7 +689,7 @@ static bool relieve_buffers(void)
 
 static uint64_t step_open(uint64_t now)
 {
-    if (!relieve_buffers())
+    if (!relieve_buffers(now))
         return NEVER;
     buffers_drain(true);
     if (buffers_exhausted()) {
@@ -690,7 +707,8 @@ static uint64_t step_open(uint64_t now)
         }
         return now;
     }
-    return continuous && !repair_goes_on() ? step_continuous(now) : window.opened + length;
+    uint64_t next = continuous && !repair_goes_on() ? step_continuous(now) : window.opened + length;
+    return buffers_pressed() ? least(next, next_relief) : next;
 }
 
 /* ---- Elsewhere ---- */

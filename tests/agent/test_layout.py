@@ -100,7 +100,8 @@ RECORDS: Final = {
     ),
     "API": (
         "CUpti_ActivityAPI",
-        {"CBID": "cbid", "START": "start", "END": "end", "THREAD": "threadId", "CORRELATION": "correlationId"},
+        {"CBID": "cbid", "START": "start", "END": "end", "THREAD": "threadId", "CORRELATION": "correlationId"}
+        | {"RESULT": "returnValue"},
     ),
     "GRAPH": (
         "CUpti_ActivityGraphTrace",
@@ -144,6 +145,11 @@ CALLS: Final = {
         *("cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"),
     },
     "CALL_GRAPH": {"cudaGraphLaunch_v10000", "cudaGraphLaunch_ptsz_v10000", "cuGraphLaunch", "cuGraphLaunch_ptsz"},
+    "CALL_CAPTURE": {
+        *("cudaStreamBeginCapture_v10000", "cudaStreamBeginCapture_ptsz_v10000", "cudaStreamEndCapture_v10000"),
+        *("cudaStreamEndCapture_ptsz_v10000", "cuStreamBeginCapture", "cuStreamBeginCapture_ptsz"),
+        *("cuStreamBeginCapture_v2", "cuStreamBeginCapture_v2_ptsz", "cuStreamEndCapture", "cuStreamEndCapture_ptsz"),
+    },
     "CALL_COPY": {
         *("cudaMemcpy_v3020", "cudaMemcpy_ptds_v7000", "cudaMemcpyAsync_v3020", "cudaMemcpyAsync_ptsz_v7000"),
         *("cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2"),

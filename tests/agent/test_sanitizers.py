@@ -84,6 +84,19 @@ def test_no_report_in_a_fork(start: Start, sanitized: fake_activity.Programs) ->
     assert agent.said() == ""
 
 
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_no_report_of_repairs(start: Start, sanitized: fake_activity.Programs, mode: str) -> None:
+    """Threads whose kernels are lost beside others; a stop and an exit in the middle."""
+    agent = start(programs=sanitized, MODE=mode, WINDOW_SECONDS="0.2", PERIOD_SECONDS="0.4")
+    agent.trace()
+    agent.do("kernel b count=15000 threads=3 lose=5 every_us=100", "lose 1000000")
+    agent.do("kernel a count=15000 every_us=50", "entry gpu_hpc_agent_stop")
+    agent.wait(lambda now: now.header.state == State.PAUSED)
+    agent.do("entry gpu_hpc_agent_start", "kernel a count=15000 every_us=50")
+    assert agent.end(seconds=30) == 0
+    assert agent.said() == ""
+
+
 def test_no_report_under_pressure(start: Start, sanitized: fake_activity.Programs) -> None:
     """All buffers are out, and come back at once, on eight threads."""
     agent = start(programs=sanitized, MODE="continuous", DRAIN_SECONDS="60")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -158,6 +159,70 @@ def test_lost_kernels_where_tracing_goes_on(start: Start) -> None:
     assert agent.hear() == "ok"
     agent.do("kernel b count=10")
     agent.wait(lambda now: "b" in now.kernels() and now.header.state == State.TRACING)
+
+
+def test_lost_kernels_of_a_program_that_launches_seldom(start: Start) -> None:
+    """The long window that showed it, where tracing goes on, is no failed try: there are as many as are needed."""
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.2")
+    agent.trace()
+    agent.do("lose 30")
+    agent.send("kernel a count=60000 every_us=400")
+    now = agent.wait(lambda now: "a" in now.kernels() or now.header.state == State.OFF, 60)
+    assert now.header.state == State.TRACING
+    assert now.header.intervals_total == 2  # all tries are part of the first one
+
+
+def test_several_threads_whose_kernels_are_lost(start: Start) -> None:
+    """The repair ends when all are back, not to begin again for another after the next window is lost too."""
+    agent = start(**LONG)
+    agent.trace()
+    agent.published()
+    agent.send("kernel a count=100000 every_us=200 threads=6 lose=7")
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert now.header.windows_discarded == 1
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        "kernel captured work=0 count=50",
+        "capture count=50 threads=2",
+        "kernel failing work=0 result=9 count=50 threads=2",
+    ],
+)
+def test_launches_without_kernels(start: Start, others: str) -> None:
+    """Captured beside others of their thread, captured alone, failed: nothing is lost, and windows are published."""
+    agent = start(**LONG)
+    agent.trace()
+    for _ in range(3):
+        wait_state(agent, State.TRACING)
+        agent.do("kernel a count=100", others)
+        now = agent.published()
+        assert now.header.windows_discarded == 0
+    assert now.kernels()["a"].executions >= 100
+
+
+def test_seldom_long_kernels_are_awaited(start: Start) -> None:
+    """Windows in which nothing ran do not make the agent forget how long the others take."""
+    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="30")
+    agent.trace()
+    agent.do("kernel long ns=2500000000")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    agent.published(3)
+    wait_state(agent, State.TRACING)
+    agent.do("kernel long ns=2500000000")
+    now = agent.wait(lambda now: "long" in now.kernels() or now.header.windows_discarded > 1)
+    assert now.header.windows_discarded == 1
+
+
+def test_windows_given_up_early_do_not_end_tracing(start: Start) -> None:
+    """Six in a row are too many only of those that were awaited as long as may be."""
+    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="2.1")
+    agent.trace()
+    agent.send("kernel long ns=60000000000 count=100000 every_us=1000")
+    now = agent.wait(lambda now: now.header.state == State.OFF)
+    assert now.state == (State.OFF, Reason.WINDOWS_DISCARDED)
+    assert now.header.windows_discarded == 7  # the first was awaited for 2 s
 
 
 def test_a_window_that_never_becomes_complete_is_discarded(start: Start) -> None:
@@ -423,6 +488,16 @@ def test_buffers_are_asked_back_before_they_run_out(start: Start) -> None:
     agent.do(*(f"kernel a lane={lane}" for lane in range(31, 40)))
     fake_activity.until(lambda: agent.calls().get("cuptiActivityFlushAll", 0) > 0, 10)
     assert agent.wait(lambda _: True).header.state == State.TRACING
+
+
+def test_buffers_are_not_asked_back_without_end(start: Start) -> None:
+    """More threads have one each than are spared: what they give back they take again at once."""
+    agent = start(WINDOW_SECONDS="60", PERIOD_SECONDS="60")
+    agent.trace()
+    begin = time.monotonic()
+    agent.do("kernel a count=1000 every_us=1000 threads=60")
+    flushes = agent.calls().get("cuptiActivityFlushAll", 0)
+    assert 1 <= flushes <= 2 + 50 * (time.monotonic() - begin)
 
 
 def test_a_context_that_cannot_be_seen(start: Start) -> None:

@@ -45,7 +45,8 @@ static int64_t number(char **words, const char *name, int64_t fallback)
 static void put32(uint8_t *record, size_t at, uint32_t value) { memcpy(record + at, &value, sizeof value); }
 static void put64(uint8_t *record, size_t at, uint64_t value) { memcpy(record + at, &value, sizeof value); }
 
-static void append_call(int kind, uint32_t id, int64_t begin, int64_t end, uint32_t correlation, int lane)
+static void append_call(int kind, uint32_t id, int64_t begin, int64_t end, uint32_t correlation, uint32_t result,
+                        int lane)
 {
     uint8_t record[64] = {0};
     if (!api_on(kind, id))
@@ -57,6 +58,7 @@ static void append_call(int kind, uint32_t id, int64_t begin, int64_t end, uint3
     put32(record, 24, (uint32_t)getpid());
     put32(record, 28, (uint32_t)gettid());
     put32(record, 32, correlation);
+    put32(record, 36, result);
     append(record, record_size((uint32_t)kind), end, lane);
 }
 
@@ -147,7 +149,8 @@ static void launch_kernel(char **words, const char *name)
     if (reversed)
         append_kernel(words, name, t, correlation, 0, 1);
     if (number(words, "call", 1))
-        append_call(driver ? DRIVER : RUNTIME, id, t.begin, t.end, correlation, 0);
+        append_call(driver ? DRIVER : RUNTIME, id, t.begin, t.end, correlation, (uint32_t)number(words, "result", 0),
+                    0);
     if (!reversed && number(words, "work", 1))
         append_kernel(words, name, t, correlation, 0, (int)number(words, "lane", 0));
 }
@@ -158,7 +161,7 @@ static void launch_graph(char **words, const char *name)
     Times t = times(words, 1000);
     int64_t nodes = number(words, "nodes", 1), ns = number(words, "ns", 1000);
     uint32_t correlation = next_correlation();
-    append_call(RUNTIME, 311, t.begin, t.end, correlation, 0);
+    append_call(RUNTIME, 311, t.begin, t.end, correlation, 0, 0);
     if (kind_on(GRAPH_TRACE)) {
         uint8_t record[64] = {0};
         put32(record, 0, GRAPH_TRACE);
@@ -174,6 +177,15 @@ static void launch_graph(char **words, const char *name)
         Times node = {.start = t.start + i * ns, .stop = t.start + (i + 1) * ns};
         append_kernel(words, name, node, number(words, "match", 1) ? correlation : 0, (uint64_t)i + 1, 0);
     }
+}
+
+/* A launch into a graph that is being made. */
+static void capture_kernel(void)
+{
+    int64_t now = realtime();
+    append_call(RUNTIME, 315, now, now, next_correlation(), 0, 0);
+    append_call(RUNTIME, 211, now, now, next_correlation(), 0, 0);
+    append_call(RUNTIME, 319, now, now, next_correlation(), 0, 0);
 }
 
 /* unfinished call|kernel: a call of a function that was switched off before it returned, or work without an end. */
@@ -203,7 +215,7 @@ static void launch_copy(char **words)
     Times t = times(words, 5000);
     uint8_t record[128] = {0}, memory = memory_of(option(words, "memory"));
     uint32_t correlation = next_correlation();
-    append_call(RUNTIME, (uint32_t)number(words, "cbid", 41), t.begin, t.end, correlation, 0);
+    append_call(RUNTIME, (uint32_t)number(words, "cbid", 41), t.begin, t.end, correlation, 0, 0);
     for (size_t i = 0; i < 5; i++)
         if (strcmp(words[0], DIRECTIONS[i].name) == 0)
             record[4] = DIRECTIONS[i].kind;
@@ -252,11 +264,13 @@ static void synchronise(char **words)
 
 /* ---- Work on many threads ---- */
 
-typedef struct { const char *what; char **words; } Work;
+typedef struct { const char *what; char **words; atomic_int begun; } Work;
 
 static void *work(void *argument)
 {
-    const Work *w = argument;
+    Work *w = argument;
+    if (option(w->words, "lose"))
+        lost_until = kernel_enables() + number(w->words, "lose", 0) * (1 + atomic_fetch_add(&w->begun, 1));
     int64_t count = number(w->words, "count", 1), pause = number(w->words, "every_us", 0);
     const char *name = NULL;
     for (int64_t i = 0; i < count; i++) {
@@ -266,6 +280,8 @@ static void *work(void *argument)
             launch_kernel(w->words, name);
         else if (strcmp(w->what, "graph") == 0)
             launch_graph(w->words, name);
+        else if (strcmp(w->what, "capture") == 0)
+            capture_kernel();
         else if (strcmp(w->what, "copy") == 0)
             launch_copy(w->words);
         else if (strcmp(w->what, "set") == 0)
@@ -281,7 +297,7 @@ static void *work(void *argument)
 static void do_work(const char *what, char **words)
 {
     pthread_t threads[64];
-    Work w = {what, words};
+    Work w = {what, words, 0};
     int64_t count = number(words, "threads", 0);
     if (!count) {
         work(&w);
@@ -357,7 +373,7 @@ static bool command(char **words)
 {
     const char *what = words[0], *argument = words[1] ? words[1] : "";
     char **rest = words + 1;
-    if (strstr("kernel graph copy set sync", what))
+    if (strstr("kernel graph capture copy set sync", what))
         do_work(what, rest);
     else if (strcmp(what, "lose") == 0)
         lost_until = kernel_enables() + atol(argument);

@@ -255,6 +255,9 @@ def test_a_gpu_that_is_none_of_ours(host: Host) -> None:
     host.now_ns += 5 * NS
     host.trace(writer, 2, 1)
     assert host.look() == {}
+    writer.intervals.append((2, 1))  # whatever it says
+    writer.publish()
+    assert host.look(5) == {}
 
 
 @given(

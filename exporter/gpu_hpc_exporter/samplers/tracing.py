@@ -74,7 +74,7 @@ class TracingTimes:
                 spans = _advance(progress, file, moment, before or moment)
                 uuids = _uuids(file, gpus) if spans or progress.open_since_ns is not None else ()
             except _DoubtError:
-                is_known = False
+                is_known = is_known and _is_elsewhere(file, gpus)
                 continue
             for uuid in uuids:
                 ended.setdefault(uuid, []).extend(spans)
@@ -141,6 +141,11 @@ def _converted(progress: _Progress, status: Status, moment: Moment, before: Mome
 def _interval(status: Status, number: int) -> Span:
     begin_ns, end_ns = layout.INTERVAL.unpack_from(status.intervals, number % layout.INTERVALS * layout.INTERVAL.size)
     return begin_ns, end_ns
+
+
+def _is_elsewhere(file: AgentFile, gpus: Mapping[str, str]) -> bool:
+    """Whether a file's process is known to use none of our GPUs."""
+    return bool(file.uuids) and _NO_UUID not in file.uuids and gpus.keys().isdisjoint(file.uuids)
 
 
 def _uuids(file: AgentFile, gpus: Mapping[str, str]) -> tuple[str, ...]:
