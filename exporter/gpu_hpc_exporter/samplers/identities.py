@@ -22,7 +22,7 @@ from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
 from gpu_hpc_exporter.text import bounded
 
-_ONLY_OWN: Final = "environments of other users' processes cannot be read: names that only stand there are missing"
+ONLY_OWN: Final = "environments of other users' processes cannot be read: names that only stand there are missing"
 
 _MPS: Final = "nvidia-cuda-mps"
 """What the kernel keeps of nvidia-cuda-mps-server."""
@@ -224,7 +224,7 @@ class HostProcesses:
         """`no_permission` where something cannot be seen that a more privileged exporter would see."""
         if not self._view.lookup:
             return Condition("procfs", "unsupported", self._view.reason)
-        reason = self._view.reason or (_ONLY_OWN if self._was_denied else "")
+        reason = self._view.reason or (ONLY_OWN if self._was_denied else "")
         return Condition("procfs", "no_permission" if reason else "active", reason, self._told_ns)
 
 

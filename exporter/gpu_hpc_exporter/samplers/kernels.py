@@ -167,7 +167,7 @@ class KernelSampler:
                 if not file.rejected:
                     files.append(file)
         except OSError as error:
-            self._tell(*_condition(error, settings.directory))
+            self._tell(*unreadable(error, settings.directory))
             return
         self._ledger.keep_only(look.files)
         self._known = {key: owner for key, owner in self._known.items() if key in look.files}
@@ -361,7 +361,8 @@ def _hex(uuid: str) -> str:
     return uuid.partition("-")[2].replace("-", "").lower()
 
 
-def _condition(error: OSError, directory: str) -> tuple[State, str]:
+def unreadable(error: OSError, directory: str) -> tuple[State, str]:
+    """What an error at the agents' directory makes of the source, and why."""
     if isinstance(error, FileNotFoundError):
         return "unsupported", f"{directory} is not there: no kernel agent can leave its file"
     if isinstance(error, PermissionError):

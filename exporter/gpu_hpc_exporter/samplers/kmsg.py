@@ -13,6 +13,15 @@ from gpu_hpc_exporter.sources.kmsg import KernelLogParser, follow
 log = logging.getLogger(__name__)
 
 
+def unreadable(error: OSError, path: Path) -> tuple[State, str]:
+    """What an error at the kernel log makes of the source, and why."""
+    if isinstance(error, PermissionError):
+        return "no_permission", f"{path} needs CAP_SYSLOG or kernel.dmesg_restrict=0: Xids come from NVML"
+    if isinstance(error, FileNotFoundError):
+        return "unsupported", f"{path} is not there: Xids come from NVML alone"
+    return "failed", f"{path}: {error.strerror}"
+
+
 class KernelLogSampler:
     """Feeds a sink with what the kernel log says of GPUs. A log that cannot be read is a state."""
 
@@ -35,14 +44,8 @@ class KernelLogSampler:
                 if event is not None:
                     log.warning("kernel log: %s", line.rpartition(";")[2][:300])
                     self._sink.put(event)
-        except PermissionError:
-            self._state(
-                "no_permission", f"{self._path} needs CAP_SYSLOG or kernel.dmesg_restrict=0: Xids come from NVML"
-            )
-        except FileNotFoundError:
-            self._state("unsupported", f"{self._path} is not there: Xids come from NVML alone")
         except OSError as error:
-            self._state("failed", f"{self._path}: {error.strerror}")
+            self._state(*unreadable(error, self._path))
         else:
             self._state("failed", f"{self._path} ended")
 

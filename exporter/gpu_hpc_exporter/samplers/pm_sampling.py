@@ -63,7 +63,7 @@ _BEFORE_NS: Final = NS
 _MAX_STRETCH: Final = 64
 """Nor those longer than so many intervals and a second: halved sampling makes them 8 times as long, and chips that
 count cycles in place of time up to 8 times when they idle."""
-_STARTING: Final = "the helper process is starting"
+STARTING: Final = "the helper process is starting"
 """Why a GPU of which nothing was told yet is paused, until its helper's first word of it."""
 _MAX_LINES: Final = 6
 _LINES_S: Final = 60.0
@@ -123,6 +123,8 @@ class PmSampler:
         self._excluded: dict[str, float] = {}
         self._told: dict[str, tuple[State, str]] = {}
         self._logged: dict[str, list[float]] = {}
+        self.library = ""
+        """The library that the last helper has loaded, for people."""
         self._undead: HelperProcess | None = None
         """The last helper that did not end."""
         self._thread = threading.Thread(target=self._run, name="pm-sampling", daemon=True)
@@ -223,7 +225,7 @@ class PmSampler:
         for gpu in gpus:
             if gpu.parent_uuid:
                 continue
-            reason = _unsupported(gpu, mode)
+            reason = why_not_sampled(gpu, mode)
             if reason:
                 self._tell(gpu.uuid, "unsupported", reason)
             elif gpu.uuid in self._excluded:
@@ -267,7 +269,7 @@ class PmSampler:
         self._idle.clear()
         for gpu in gpus:
             if gpu.uuid not in self._told:
-                self._tell(gpu.uuid, "paused", _STARTING)
+                self._tell(gpu.uuid, "paused", STARTING)
         bounds = _Bounds(frozenset(gpu.uuid for gpu in gpus), started_ns - _BEFORE_NS, _MAX_STRETCH * interval_ns + NS)
         began = time.monotonic()
         problem = "the exporter's own thread failed"
@@ -344,7 +346,8 @@ class PmSampler:
                 else:
                     self._next_start = time.monotonic() + _UNUSABLE_RETRY_S
             case Ready(library, version):
-                log.log(self._level(logging.INFO, ""), "PM sampling uses %s (CUPTI %s)", library, version)
+                self.library = f"{library} (CUPTI {version})"
+                log.log(self._level(logging.INFO, ""), "PM sampling uses %s", self.library)
             case Alive():
                 pass
 
@@ -464,7 +467,7 @@ def _has_gpm(gpu: Gpu) -> bool:
     return _capability(gpu) >= _HOPPER
 
 
-def _unsupported(gpu: Gpu, mode: str) -> str:
+def why_not_sampled(gpu: Gpu, mode: str) -> str:
     """Why a GPU is not sampled at all, or ""."""
     if mode == "off":
         return "pm_sampling.mode is off"

@@ -35,10 +35,11 @@ class CallWatch:
         self._deadline_ns = deadline_ns
         self.current: tuple[str, int] | None = None
 
-    def hung(self, now_ns: int) -> list[HungCall]:
-        """The call under way, once per GPU of this thread, if it has passed its deadline."""
+    def hung(self, now_ns: int, deadline_ns: int | None = None) -> list[HungCall]:
+        """The call under way, once per GPU of this thread, if it has passed its deadline, or a shorter one."""
         current = self.current
-        if current is None or now_ns - current[1] <= self._deadline_ns:
+        allowed_ns = self._deadline_ns if deadline_ns is None else min(self._deadline_ns, deadline_ns)
+        if current is None or now_ns - current[1] <= allowed_ns:
             return []
         return [HungCall(uuid, current[0], (now_ns - current[1]) / 1e9) for uuid in self._uuids]
 
@@ -62,7 +63,7 @@ class CallWatches:
         with self._lock:
             self._watches.remove(watch)
 
-    def hung(self, now_ns: int) -> tuple[HungCall, ...]:
-        """Every call past its deadline."""
+    def hung(self, now_ns: int, deadline_ns: int | None = None) -> tuple[HungCall, ...]:
+        """Every call past its deadline, or past a shorter one for all."""
         with self._lock:
-            return tuple(call for watch in self._watches for call in watch.hung(now_ns))
+            return tuple(call for watch in self._watches for call in watch.hung(now_ns, deadline_ns))

@@ -32,7 +32,7 @@ MAX_ENTRIES: Final = 4096
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 256
 MAX_KERNELS_OF_USER: Final = 300_000
-"""Slots in use in all files of a user: each costs the reader about 400 bytes."""
+"""Slots in use in all files of a user: each costs the reader about 500 bytes."""
 MAX_STRINGS_OF_USER: Final = 64 << 20
 """Bytes of names in all files of a user; they are kept until they are demangled."""
 KEPT_DEAD_S: Final = 60.0
@@ -338,10 +338,10 @@ def make_folder(path: Path) -> None:
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         path.mkdir()
-        path.chmod(_FOLDER_MODE)
+        path.chmod(FOLDER_MODE)
 
 
-_FOLDER_MODE: Final = 0o3733
+FOLDER_MODE: Final = 0o3733
 
 
 @contextmanager

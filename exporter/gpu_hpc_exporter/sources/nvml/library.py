@@ -82,7 +82,12 @@ class DriverUnavailableError(Exception):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(_REMEDIES.get(reason, f"NVML answers {reason}"))
+        super().__init__(remedy(reason))
+
+
+def remedy(reason: str) -> str:
+    """What to do where the library cannot be opened, by NVML's name of the code in lower case."""
+    return _REMEDIES.get(reason, f"NVML answers {reason}")
 
 
 def error_name(error: pynvml.NVMLError) -> str:
@@ -120,6 +125,15 @@ def find_library(driver_root: Path) -> bool:
             continue
         return True
     return False
+
+
+def loaded_file(maps: Path = Path("/proc/self/maps")) -> str:
+    """Where the library lies that this process has loaded, links resolved; "" where it has none."""
+    for line in maps.read_text("utf-8", "replace").splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith("libnvidia-ml.so"):
+            return f"/{path}"
+    return ""
 
 
 def find_function(name: str) -> Any:
