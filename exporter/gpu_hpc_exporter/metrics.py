@@ -447,7 +447,7 @@ KERNEL_SECONDS_SQUARED = Spec(
     "gpu_hpc_kernel_seconds_squared_total",
     "counter",
     "Sum of squared distances of durations from the mean of executions with equal full name, grid and block in the "
-    "same process, in square seconds: divided by executions and rooted, the pooled deviation.",
+    "same process and 5 s, in square seconds: divided by executions and rooted, the pooled deviation.",
     (*JOB, "kernel"),
 )
 KERNEL_MAX_SECONDS = Spec(

@@ -335,7 +335,7 @@ class KernelAmount:
     """What a kernel did. launches: executions outside graphs.
 
     deviation_ns2: sum of squared distances, in ns^2, from the mean of executions of equal name, grid and block in one
-    process.
+    process between two looks.
     """
 
     executions: int = 0

@@ -307,6 +307,18 @@ def test_the_spread_is_pooled_within_equal_shapes(node: Node) -> None:
     assert deviation == pytest.approx(1e-6, rel=0.01)
 
 
+def test_other_sizes_of_data_are_no_spread(node: Node) -> None:
+    """A persistent kernel has the same grid for every size: its mean moves on, and no execution is odd."""
+    writer = node.agent()
+    gemm = Kernel(b"gemm")
+    writer.kernels = [gemm]
+    for ns in (1000, 1000, 100_000, 100_000, 1000):
+        gemm.run(writer.next_window(), 1000, ns)
+        writer.beat()
+        samples = node.look()
+    assert samples.one("gpu_hpc_kernel_seconds_squared_total", kernel="gemm") == pytest.approx(0, abs=1e-15)
+
+
 def test_patterns_over_five_minutes(node: Node) -> None:
     """Not before a minute has been seen; gone when the kernel no longer behaves so."""
     writer = node.agent()

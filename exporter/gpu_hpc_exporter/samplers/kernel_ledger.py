@@ -562,7 +562,10 @@ def _add_busy(account: _Account) -> None:
 
 
 def _add_details(account: _Account, kernel: Kernel, slots: Iterable[int], table: bytes) -> None:
-    """The spread of slots, each of whose executions are of equal name, grid and block, and their part of the window."""
+    """The spread of slots, each of whose executions are of equal name, grid and block, and their part of the window.
+
+    Of the executions since the look before: a kernel that gets other sizes of data has another mean, and no jitter.
+    """
     size, known, unpack, unpack_spread = layout.KERNEL_SIZE, len(account.table), *_UNPACKERS
     seen = kernel.seen
     for start in (slot * size for slot in slots):
@@ -570,9 +573,8 @@ def _add_details(account: _Account, kernel: Kernel, slots: Iterable[int], table:
         was, was_ns, was_squared = unpack_spread(account.table, start) if start < known else (0, 0, 0.0)
         if executions == was or not executions:
             continue
-        gain = squared - ns * (ns / executions)
-        if was:
-            gain -= was_squared - was_ns * (was_ns / was)
+        gain_ns = ns - was_ns
+        gain = squared - was_squared - gain_ns * (gain_ns / (executions - was))
         gain = gain if 0 < gain < math.inf else 0.0
         kernel.deviation_ns2 += gain
         if executions >= MIN_GROUP:
