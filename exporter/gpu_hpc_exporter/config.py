@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Final, Literal
 
 import msgspec
-import yaml
 
 from gpu_hpc_exporter.model import JobKind
+from gpu_hpc_exporter.yaml_file import ConfigError as ConfigError  # noqa: PLC0414  the form of a re-export
+from gpu_hpc_exporter.yaml_file import read_yaml
 
 DEFAULT_FILE: Final = Path("/etc/gpu-hpc-exporter/config.yaml")
 DEFAULT_PORT: Final = 9836
 DEFAULT_DRIVER_ROOT: Final = Path("/run/nvidia/driver")
 """Where NVIDIA's GPU operator mounts the driver container's root."""
 DEFAULT_RECORDING: Final = Path(__file__).parent / "recordings" / "nvidia-h200__580.159.04.jsonl.gz"
-"""What `--source=replay` plays when no file is named: ten workloads recorded on an H200."""
+"""What `--source=replay` plays when no file is named: twelve workloads recorded on an H200."""
 
 RULE_GROUPS: Final = ("job", "job_id", "kind", "user", "namespace", "pod", "container", "rank")
 """Named groups that a rule's regular expressions may have."""
 
-_MAX_PROBLEM: Final = 400
-_MAX_FILE: Final = 1 << 20
-
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; the text names place, mistake and remedy in one line."""
 
 
 class PmSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,111 +190,7 @@ def read_config(path: Path | None) -> Config:
 
 def load_config(path: Path) -> Config:
     """Read and check a configuration file. Raises ConfigError."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        # A FIFO or a device could block for ever, and with it every later reload.
-        raise ConfigError(f"{path}: is no regular file")
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE + 1)
-        if len(content) > _MAX_FILE:
-            raise ConfigError(f"{path}: longer than {_MAX_FILE >> 20} MiB: this is no configuration")
-        text = content.decode("utf-8")
-        # Scalars stay text, which msgspec converts as the types say: no YAML surprises such as dates or octals.
-        tree = yaml.compose(text, Loader=yaml.BaseLoader)
-        data = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  constructs only text, lists and mappings
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}: line {line}: {error.problem}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    if tree is not None and not isinstance(tree, yaml.MappingNode):
-        raise ConfigError(
-            f"{path}: line 1: expected lines `key: value`; known keys: {', '.join(Config.__struct_fields__)}"
-        )
-    _refuse_duplicates(path, tree)
-    _refuse_unusable_text(path, tree)
-    try:
-        return msgspec.convert({} if tree is None else _without_empty(data), Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(path, tree, str(error))) from error
-
-
-def _without_empty(data: object) -> object:
-    """A key without a value, such as a section whose lines are all comments, is as good as none."""
-    if not isinstance(data, dict):
-        return data
-    return {key: _without_empty(value) for key, value in data.items() if value != ""}
-
-
-def _refuse_unusable_text(path: Path, node: yaml.Node | None) -> None:
-    """Escapes can write what no path, name or label can hold: NUL, and halves of surrogate pairs."""
-    if isinstance(node, yaml.ScalarNode):
-        if "\0" in node.value or any("\ud800" <= character <= "\udfff" for character in node.value):
-            line = node.start_mark.line + 1
-            raise ConfigError(f"{path}: line {line}: text with a NUL or half a surrogate pair cannot be used")
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_unusable_text(path, item)
-    elif isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            _refuse_unusable_text(path, name)
-            _refuse_unusable_text(path, value)
-
-
-def _refuse_duplicates(path: Path, node: yaml.Node | None) -> None:
-    """YAML forbids two equal keys and most parsers let the last one win."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicates(path, item)
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for name, value in node.value:
-            if name.value in seen:
-                raise ConfigError(f"{path}: line {name.start_mark.line + 1}: key `{name.value}` stands here twice")
-            if isinstance(name, yaml.ScalarNode):
-                seen.add(name.value)
-            _refuse_duplicates(path, value)
-
-
-def _explain(path: Path, tree: yaml.Node | None, problem: str) -> str:
-    """Msgspec's message with the line that it is about and, for an unknown key, the likely one meant."""
-    where, keys = re.search(r"at `\$\.?(.*?)`", problem, re.DOTALL), list[str]()
-    if where:
-        keys = [key for key in re.split(r"\.|\[.*?\]", where[1]) if key]
-    unknown = re.search(r"unknown field `(.*?)`(?: - at|$)", problem, re.DOTALL)
-    if unknown:
-        suggestion = _suggestion(keys, unknown[1])
-        keys.append(unknown[1])
-        problem = f"unknown key `{'.'.join(keys)}`{suggestion}"
-    else:
-        problem = f"{'.'.join(keys)}: {problem.split(' - at ')[0]}" if keys else problem
-    return f"{path}: line {_line_of(tree, keys)}: {' '.join(problem.split())[:_MAX_PROBLEM]}"
-
-
-def _suggestion(section: list[str], key: str) -> str:
-    struct: Any = Config
-    for name in section:
-        struct = get_type_hints(struct)[name]
-        struct = get_args(struct)[0] if get_origin(struct) is tuple else struct
-    known = struct.__struct_fields__
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(known)}"
-
-
-def _line_of(node: yaml.Node | None, keys: list[str]) -> int:
-    line = 1
-    for key in keys:
-        if not isinstance(node, yaml.MappingNode):
-            break
-        for name, value in node.value:
-            if name.value == key:
-                line, node = name.start_mark.line + 1, value
-                break
-    return line
+    return read_yaml(path, Config).value
 
 
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[A-Za-z0-9._-]*)):(?P<port>[0-9]{1,5})")

@@ -17,6 +17,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MultipleLocator
 
 from bundle.dashboard_queries import Choice, Json, Result, View
+from history.fleet_data import TOUR_S as PHASE_S
+from history.phases import names
 from prometheus_process import Prometheus
 
 COLUMNS, DPI = 24, 80
@@ -49,7 +51,11 @@ def draw(view: View, file: Path) -> None:
     page.text(width - 8, 21, f"{_clock(view.start)} to {_clock(view.end)} UTC", size=9, ha="right", color=FAINT)
     for panel, own, box in _placed(view):
         page.frame(box, panel["title"])
-        DRAWERS[panel["type"]](page, box, view, panel, view.results(panel, own))
+        results = view.results(panel, own)
+        if any(result.rows for result in results):
+            DRAWERS[panel["type"]](page, box, view, panel, results)
+        else:
+            _draw_nothing(page, box, panel)
     figure.savefig(file, metadata={"Software": None})
 
 
@@ -163,7 +169,7 @@ def formatted(value: float, unit: str, decimals: int | None = None) -> str:
     if unit == "celsius":
         return f"{value:.0f} °C"
     if unit == "s" and value < 1:
-        return f"{_digits(value * 1000)} ms"
+        return f"{_digits(value * 1e6)} µs" if value < 1e-3 else f"{_digits(value * 1000)} ms"
     base = 1024 if unit == "bytes" else 1000
     ending = {"Bps": "B/s", "bytes": "iB", "hertz": "Hz", "watt": "W", "s": "s", "cps": "/s"}.get(unit, "")
     power = 0
@@ -214,7 +220,7 @@ def draw_timeseries(page: Page, box: Box, view: View, panel: Json, results: Sequ
         field = properties(panel, name)
         color = color_of(field.get("color", {}).get("fixedColor", PALETTE[number % len(PALETTE)]))
         legend.append((name, color, float(np.nanmean(values)), float(np.nanmax(values))))
-        if "custom.stacking" in field:
+        if field.get("custom.stacking", {}).get("mode") == "normal":
             below = np.array([floor.get(int(at), 0.0) for at in times])
             axes.fill_between(times, below, below + values, color=color, linewidth=0, alpha=0.85)
             floor |= {int(at): top for at, top in zip(times, below + values, strict=True) if not np.isnan(top)}
@@ -225,9 +231,11 @@ def draw_timeseries(page: Page, box: Box, view: View, panel: Json, results: Sequ
             axes.fill_between(times, 0, values, color=color, linewidth=0, alpha=0.1)
     _time_axis(axes, view, plot.width)
     axes.grid(color=EDGE, linewidth=0.6)
-    axes.set_ylim(panel["fieldConfig"]["defaults"]["min"], panel["fieldConfig"]["defaults"].get("max"))
+    if scale := panel["fieldConfig"]["defaults"]["custom"].get("scaleDistribution"):
+        axes.set_yscale("log", base=scale["log"])
+    axes.set_ylim(panel["fieldConfig"]["defaults"].get("min"), panel["fieldConfig"]["defaults"].get("max"))
     axes.yaxis.set_major_formatter(lambda value, _: formatted(value, unit))
-    if unit == "bytes":
+    if unit == "bytes" and axes.get_yscale() == "linear":
         axes.yaxis.set_major_locator(MultipleLocator(2 ** np.ceil(np.log2(axes.get_ylim()[1] / 6))))
     _legend(page, box.inner(box.width - legend_width, 24, 0, 4), unit, legend)
 
@@ -299,6 +307,14 @@ def draw_heatmap(page: Page, box: Box, view: View, panel: Json, results: Sequenc
     axes.pcolormesh(edges, np.arange(len(buckets) + 1), cells, cmap=scheme, norm=scale)
     _time_axis(axes, view, plot.width)
     axes.set_yticks(np.arange(len(buckets)) + 1, [formatted(float(le), unit) for le, _, _ in buckets])
+
+
+def _draw_nothing(page: Page, box: Box, panel: Json) -> None:
+    """Why there is nothing."""
+    lines = textwrap.wrap(panel["fieldConfig"]["defaults"].get("noValue", "No data"), max(int(box.width / 6), 1))
+    for number, line in enumerate(lines):
+        y = box.y + box.height / 2 + (number - (len(lines) - 1) / 2) * 14
+        page.text(box.x + box.width / 2, y, line, ha="center", color=FAINT)
 
 
 def draw_stat(page: Page, box: Box, _view: View, panel: Json, results: Sequence[Result]) -> None:
@@ -373,11 +389,18 @@ SHOWN: Mapping[str, Mapping[str, Choice]] = {
         "job": "bert_finetune",
         "node": [f"h200-{name}" for name in ("tour", "gemm", "copy", "h2d", "launch_bound", "shared")],
     },
+    "gpu-hpc-kernels": {"instance": "h200-tour"},
     "gpu-hpc-exporter": {"instance": "h200-demo"},
 }
 """What is chosen in the pictures: where the phases of the recording can be seen, one after the other."""
-TOUR_S = 200 * 60
+TOUR_S = len(names()) * PHASE_S
 """How long the node h200-tour takes for all phases."""
+STORY = "index-on-the-cpu.png"
+STORY_PHASES = ("embedding_cpu_index", "embedding_gpu_index")
+"""A loop, and the same one mended."""
+STORY_PANELS = ("Copies", "Host time in CUDA")
+STORY_HEAD_S = 2 * 60
+"""In which rates still tell of the phase before."""
 
 
 def draw_all(prometheus: Prometheus, end: int, directory: Path) -> list[Path]:
@@ -385,4 +408,21 @@ def draw_all(prometheus: Prometheus, end: int, directory: Path) -> list[Path]:
     files = {uid: directory / f"{uid.replace('gpu-hpc', 'dashboard')}.png" for uid in SHOWN}
     for uid, file in files.items():
         draw(View(prometheus, uid, end - TOUR_S, end, SHOWN[uid]), file)
-    return list(files.values())
+    draw(_story(prometheus, end), directory / STORY)
+    return [*files.values(), directory / STORY]
+
+
+def _story(prometheus: Prometheus, end: int) -> View:
+    """Two panels of the kernels' dashboard, side by side, over the phases of the story."""
+    first, last = map(names().index, STORY_PHASES)
+    start = end - TOUR_S
+    span = (start + first * PHASE_S + STORY_HEAD_S, start + (last + 1) * PHASE_S)
+    view = View(prometheus, "gpu-hpc-kernels", *span, {"instance": "h200-tour", "job": "bert_finetune"})
+    found = {panel["title"]: panel for panel in view.board["panels"]}
+    width = COLUMNS // len(STORY_PANELS)
+    placed = [
+        {**found[title], "gridPos": {"x": number * width, "y": 0, "w": width, "h": 8}}
+        for number, title in enumerate(STORY_PANELS)
+    ]
+    view.board = {**view.board, "panels": placed}
+    return view

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from history.expected import BERT, OF_KERNELS
 from history.fleet_data import HOUR
 from history.rules import Rule, alerts, rules
 from history.scenarios import Scenario, scenarios
@@ -81,7 +82,7 @@ def expected(node: Scenario) -> Mapping[str, set[str]]:
     # Where the labels are not honored nobody knows whose name `job` is: no GPU has an owner.
     most_jobs = 0 if "GpuHpcHonorLabelsMissing" in wanted else 2
     for gpu, work in enumerate(node.works):
-        for name in replace(work, jobs=min(work.jobs, most_jobs)).alerts():
+        for name in replace(work, jobs=min(work.jobs, most_jobs)).alerts() | work.alerts_of_kernels():
             wanted.setdefault(name, set()).add(str(gpu))
     return wanted
 
@@ -110,11 +111,13 @@ def test_alerts_hold_at_every_step_once_for_each_gpu(
 
 
 def test_owners_are_the_jobs(nodes: Mapping[str, Scenario], results: Mapping[str, Matrix]) -> None:
-    """Where the labels are honored, an alert about what a GPU does names its only job."""
+    """Where the labels are honored, an alert about what a GPU does names its only job; one of kernels always does."""
     for name, matrix in results.items():
         for labels in map(dict, matrix):
             node, gpu = nodes[labels["instance"]], labels.get("gpu")
-            if gpu and name not in TROUBLE.get(node.instance, {}) and TROUBLE.get(node.instance) is not DISHONORED:
+            if name in OF_KERNELS:
+                assert labels["job"] == BERT, f"{name} {labels}"
+            elif gpu and name not in TROUBLE.get(node.instance, {}) and TROUBLE.get(node.instance) is not DISHONORED:
                 assert labels.get("job", "") == node.works[int(gpu)].job, f"{name} {labels}"
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_hpc_exporter.model import Event, SourceName
+from history.kernels import ACT_S, ACTS, with_kernels
 from history.phases import as_recorded, in_turn, looped, names
 from history.player import Samples, expositions, parse
 from history.scrapes import Target, as_gpu, prolonged, stored
@@ -25,6 +26,9 @@ DEMO_S = 7 * HOUR
 TOUR_S = 20 * 60
 """How long each phase lasts on the node that plays one after the other: longer than the ranges of rates."""
 FINE_STEP = 15
+KERNELS_PLAYED_S = len(ACTS) * ACT_S
+KERNELS_S = 8 * KERNELS_PLAYED_S
+"""How long a job with an agent is there, which does the same all the time."""
 _MARK = "@"
 
 
@@ -83,11 +87,15 @@ def newest_end(now: float) -> int:
 
 
 def history_runs(end: int) -> list[Run]:
-    """The longest to play first: 20 minutes of each phase (`tour`), the recording as it is (`demo`), phases by name."""
+    """20 minutes of each phase (`tour`), the recording as it is (`demo`), a job with an agent (`kernels`), each phase.
+
+    The longest to play are first.
+    """
     start, times = end - PHASE_S, PHASE_S // PLAYED_S
     return [
         Run("tour", partial(in_turn, TOUR_S), end - len(names()) * TOUR_S, end, FINE_STEP),
         Run("demo", as_recorded, end - DEMO_S, end, FINE_STEP, DEMO_S // HOUR),
+        Run("kernels", with_kernels, end - KERNELS_S, end, FINE_STEP, KERNELS_S // KERNELS_PLAYED_S),
         *(Run(name, partial(looped, name), start, end, STEP, times) for name in names()),
     ]
 

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from gpu_hpc_exporter.config import DEFAULT_RECORDING
+from gpu_hpc_exporter.diagnosis.kernels import OTHER, Behaviour, pattern
 from gpu_hpc_exporter.model import (
     NS,
     Event,
+    GpuActivity,
     GpuProcesses,
     IntervalInForce,
     Inventory,
     JobsInForce,
+    KernelReport,
+    Pattern,
     Readings,
     State,
     StateChange,
@@ -23,8 +27,10 @@ from gpu_hpc_exporter.model import (
 from gpu_hpc_exporter.sources.replay import Recording, loop, play, time_of
 
 HEAD_NS = 2 * NS
-TAIL_NS = NS // 2
+TAIL_NS = NS // 5
 """Left out at the begin and at the end of a phase: the rest is its steady state."""
+REPORT_NS = 6 * NS
+"""A report of kernels tells of the five seconds before it, and of windows that ended up to a second before those."""
 _ONCE = Inventory | IntervalInForce | StateChange
 
 
@@ -54,7 +60,8 @@ class Steady:
         inside = [event for event in whole.events if _begin_of(event) >= begin and time_of(event) <= end]
         jobs = _jobs_at(_span(holders or name)[1])
         held = [replace(event, gpus=jobs.gpus) if isinstance(event, JobsInForce) else event for event in inside]
-        piece = replace(whole, events=tuple(_with_energy(held)), duration_ns=end - begin)
+        slow = _with_patterns(_with_energy(held), jobs)
+        piece = replace(whole, events=tuple(slow), duration_ns=end - begin)
         return cls(_known_at(whole, begin, jobs), replace(piece, events=tuple(play(piece, -begin))))
 
 
@@ -72,6 +79,9 @@ def _jobs_at(time_ns: int) -> JobsInForce:
 
 
 def _begin_of(event: Event) -> int:
+    """From when on it tells; what kernels did right after the begin of a phase is as good as what they did later."""
+    if isinstance(event, KernelReport):
+        return event.time_ns - REPORT_NS + HEAD_NS
     return event.end_ns - event.duration_ns if isinstance(event, Window) else event.time_ns
 
 
@@ -86,6 +96,40 @@ def _with_energy(events: Iterable[Event]) -> Iterator[Event]:
             yield replace(event, values={**event.values, "energy_joules": joules})
         else:
             yield event
+
+
+def _with_patterns(events: Iterable[Event], jobs: JobsInForce) -> Iterator[Event]:
+    """Patterns are told after a minute, and a phase is shorter: here they are those of all that its kernels did.
+
+    Kernels of those who hold no GPU are left out. How much equal executions differ no report tells: none is jittery.
+    """
+    known = list(events)
+    holders = {(uuid, share.job.job) for uuid, gpu in jobs.gpus.items() for share in gpu.jobs}
+    reports = [event for event in known if isinstance(event, KernelReport)]
+    told = [activity for report in reports for activity in report.activities]
+    patterns = {pair: _patterns([one for one in told if (one.uuid, one.job) == pair]) for pair in holders}
+    for event in known:
+        if isinstance(event, KernelReport):
+            held = [one for one in event.activities if (one.uuid, one.job) in holders]
+            shown = tuple(replace(one, patterns=patterns[one.uuid, one.job]) for one in held)
+            yield replace(event, activities=shown)
+        else:
+            yield event
+
+
+def _patterns(told: list[GpuActivity]) -> dict[str, Pattern]:
+    """Those of the kernels of one job on one GPU."""
+    traced_s = sum(one.sums["traced_ns"] for one in told) / NS
+    found: dict[str, Pattern] = {}
+    for name in {name for one in told for name in one.kernels} - {OTHER}:
+        amounts = [one.kernels[name] for one in told if name in one.kernels]
+        launches, executions, ns = (
+            sum(getattr(amount, what) for amount in amounts) for what in ("launches", "executions", "ns")
+        )
+        behaviour = Behaviour(traced_s, launches, executions, ns / NS, steady=0, deviation=0.0)
+        if shown := pattern(behaviour):
+            found[name] = shown
+    return found
 
 
 def _known_at(whole: Recording, begin_ns: int, jobs: JobsInForce) -> tuple[Event, ...]:

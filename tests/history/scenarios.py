@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_hpc_exporter.model import SourceName, State
-from history.expected import EXPECTED
+from history.expected import EXPECTED, OF_KERNELS
 from history.fleet_data import PLAYED_S, STEP, Node, Run, play_all
 from history.phases import looped, without_pm
 from history.player import Samples, parse
@@ -47,9 +47,13 @@ class Work:
         events = partial(stream, self.phase, holders)
         return Run(str(self), events, start, end, STEP, (end - start) // PLAYED_S, required)
 
+    def alerts_of_kernels(self) -> set[str]:
+        """What holds of the job that did the phase, where it is there."""
+        return set(EXPECTED[self.phase][1] & OF_KERNELS) if self.jobs else set()
+
     def alerts(self) -> set[str]:
-        """What holds: a job alone can be told that it wastes its GPU."""
-        holding = set(EXPECTED[self.phase][1])
+        """What else holds: a job alone can be told that it wastes its GPU."""
+        holding = set(EXPECTED[self.phase][1] - OF_KERNELS)
         if self.jobs != 1:
             holding.discard("GpuHpcJobGpuUnderused")
         elif self.phase == "idle":

@@ -90,17 +90,23 @@ def as_gpu(number: int, uuid: str, *, with_host: bool = True) -> Rename:
 
 
 def prolonged(scrapes: Iterable[tuple[int, Samples]], seconds: int, times: int) -> Iterator[tuple[int, Samples]]:
-    """Scrapes that span so many seconds, `times` as long: counters go on as they went, gauges repeat."""
+    """Scrapes that span so many seconds, `times` as long: counters go on as they went, gauges repeat.
+
+    So do counters that began anew within the time, as those of a job that comes back.
+    """
     played = list(scrapes)
     first: dict[str, float] = {}
     last: dict[str, float] = {}
+    renewed: set[str] = set()
     for _, samples in played:
         for series, value in samples:
             if _RISING.match(series):
-                last[series] = float(value)
+                before, last[series] = last.get(series, 0.0), float(value)
                 first.setdefault(series, last[series])
+                if last[series] < before:
+                    renewed.add(series)
     share = seconds / (played[-1][0] - played[0][0])
-    growths = {series: (value - first[series]) * share for series, value in last.items()}
+    growths = {series: (value - first[series]) * share for series, value in last.items() if series not in renewed}
     for number in range(times):
         for time, samples in played:
             later = [

@@ -1,6 +1,6 @@
 """Prometheus's own tool takes the rules and runs their tests, and every alert has tests, texts and a runbook.
 
-Convention for alerts (any file in alert-rules/ and alert-rules/examples/):
+Convention for alerts (any file in alert-rules/, alert-rules/examples/ and alert-rules/compat/):
 
 - The name starts with GpuHpc. `for` is 3m or more; FIRST_OCCURRENCE below lists the exceptions with their reasons.
 - Labels: severity. Annotations: summary, description, runbook_url, dashboard_url. The runbook is
@@ -46,7 +46,7 @@ import pytest
 import yaml
 
 RULES = Path(__file__).parents[2] / "alert-rules"
-RULE_FILES = sorted([*RULES.glob("*.yml"), *RULES.glob("examples/*.yml")])
+RULE_FILES = sorted([*RULES.glob("*.yml"), *RULES.glob("examples/*.yml"), *RULES.glob("compat/*.yml")])
 TESTS = sorted((RULES / "tests").glob("*.yml"))
 
 MINIMAL_FOR: Final = 180
@@ -68,7 +68,7 @@ INSTANT: Final = {
 SERIES_RECORDED: Final = r"\b[a-z]+:[a-z]\w*:[a-z]\w*"
 KINDS: Final = ("fires", "quiet when healthy", "quiet without data", "resolves")
 SECTIONS: Final = ("Meaning", "Impact", "Diagnosis", "Mitigation")
-DASHBOARDS: Final = ("gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job", "gpu-hpc-exporter")
+DASHBOARDS: Final = ("gpu-hpc-bottleneck", "gpu-hpc-fleet", "gpu-hpc-job", "gpu-hpc-kernels", "gpu-hpc-exporter")
 RUNBOOK_BASE: Final = '{{ or $externalLabels.runbook_base "alert-rules/runbooks" }}'
 DASHBOARD_BASE: Final = '{{ or $externalLabels.dashboard_base "http://localhost:3000" }}'
 
@@ -255,7 +255,18 @@ def test_alert_says_what_is_wrong_and_what_to_do(alert: Alert) -> None:
     assert notes["dashboard_url"].startswith(tuple(f"{DASHBOARD_BASE}/d/{uid}" for uid in DASHBOARDS))
     for value in re.findall(r"=({{.*?}})", notes["dashboard_url"]):
         assert "urlquery" in value, "what is put into a URL must be escaped"
-    assert not re.search(r"gpu:owner:info(?!({[^}]*})?\[)", rule["expr"]), "a missed scrape takes the owner away"
+    whose = r"gpu:(?:owner|job):info(?!({[^}]*})?\[)"
+    assert not re.search(whose, rule["expr"]), "a missed scrape takes the owner away"
+
+
+@every_alert
+def test_alert_opens_a_dashboard_with_variables_that_it_has(alert: Alert) -> None:
+    """Grafana drops others without a word."""
+    uid, _, chosen = alert.rule["annotations"]["dashboard_url"].rpartition("/d/")[2].partition("?")
+    board = json.loads((RULES.parent / "dashboards" / f"{uid}.json").read_text(encoding="utf-8"))
+    known = {variable["name"] for variable in board["templating"]["list"]}
+    assert set(re.findall(r"var-(\w+)=", chosen)) <= known
+    assert (uid == "gpu-hpc-kernels") == ("var-job=" in chosen and alert.file.stem == "kernels")
 
 
 @every_alert
@@ -299,7 +310,7 @@ def test_ranges_bridge_a_missed_scrape(rule: Json) -> None:
 def test_denominators_are_guarded(rule: Json) -> None:
     """A 0 below the line would make infinity, which is above every threshold."""
     _, *denominators = bare(rule["expr"]).split("/")
-    assert all("> 0)" in below or re.match(r"\s*[1-9]", below) for below in denominators)
+    assert all("> 0)" in below or re.match(r"\s*(0\.0*)?[1-9]", below) for below in denominators)
 
 
 @pytest.mark.parametrize("file", RULE_FILES, ids=lambda path: path.name)
@@ -344,3 +355,31 @@ def test_every_recorded_series_has_a_test_with_its_value() -> None:
         for name in re.findall(SERIES_RECORDED, one["expr"])
     }
     assert {rule["record"] for rule in rules(RULES / "recording.yml")} <= expected
+
+
+def test_series_of_dcgm_are_series_of_the_exporter_with_their_own_test() -> None:
+    """They mean the same to whoever reads them, and say whose they are."""
+    of_dcgm = rules(RULES / "compat" / "dcgm.yml")
+    ours = {rule["record"] for name in ("owner.yml", "recording.yml") for rule in rules(RULES / name)}
+    assert {rule["record"] for rule in of_dcgm} <= ours
+    assert {rule["labels"]["source"] for rule in of_dcgm} == {"dcgm"}
+    tested = {
+        name
+        for test in load(RULES / "tests" / "dcgm-values.yml")["tests"]
+        for one in test["promql_expr_test"]
+        if one["exp_samples"]
+        for name in re.findall(SERIES_RECORDED, one["expr"])
+    }
+    assert {rule["record"] for rule in of_dcgm} == tested
+
+
+def test_series_of_dcgm_are_named_alike() -> None:
+    """Whatever reads a series of DCGM's names node and GPU by the same functions, or only asks for the GPU's uuid."""
+    uuid = '"uuid", "", "uuid", "UUID", "gpu_uuid")'
+    node = ', "node", ";", "Hostname", "hostname", "instance"),\n"node", "$1", "node", ";*([^;]+?)(:[0-9]+)?(;.*)?"))'
+    whole = re.escape(uuid + node + ', "instance", "$1", "node", "(.+)"))')
+    for rule in rules(RULES / "compat" / "dcgm.yml"):
+        expression = re.sub(r"\n\s*", "\n", rule["expr"])
+        assert expression.count("label_join(label_join(") == len(re.findall(whole, expression)) >= 1, rule["record"]
+        named = rf"label_join\(label_join\(.*?{whole}|label_join\(.*?{re.escape(uuid)}"
+        assert "DCGM_" not in re.sub(named, "", expression, flags=re.DOTALL), rule["record"]

@@ -16,6 +16,7 @@ import yaml
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.collectors.health import CRITICAL_XIDS
 from gpu_hpc_exporter.diagnosis import thresholds as th
+from gpu_hpc_exporter.sources.nvml.readings import PCIE_LANE_BYTES_PER_SECOND
 
 RULES: Final = Path(__file__).parents[2] / "alert-rules"
 KERNELS: Final = RULES / "kernels.yml"
@@ -93,6 +94,7 @@ OWN: Final[set[Comparison]] = {
     ("LaunchQueueing", OBSERVED, ">"),
     ("LaunchQueueing", TRACED, ">"),
     ("SyncStorm", "gpu:host_wait:rate10m", ">"),
+    ("SyncStorm", "gpu:kernel_busy:ratio_rate10m", "<"),
     ("SyncStorm", SM_ACTIVE, "<"),
     ("SyncStorm", OBSERVED, ">"),
     ("SyncStorm", TRACED, ">"),
@@ -177,5 +179,20 @@ def test_reasons_of_paused_agents_are_errors_with_a_line_in_the_runbook() -> Non
 
 def test_critical_xids_are_those_of_which_the_exporter_serves_zeros() -> None:
     """A critical Xid without a zero before it could be missed; one that no rule asks for would page nobody."""
-    asked = re.findall(r'xid=~"([\d|]+)"', (RULES / "recording.yml").read_text(encoding="utf-8"))
+    files = (RULES / "recording.yml", RULES / "compat" / "dcgm.yml")
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    asked = [xids for text in texts for xids in re.findall(r'(?:xid|err_code)=~"([\d|]+)"', text)]
     assert {tuple(map(int, xids.split("|"))) for xids in asked} == {CRITICAL_XIDS}
+
+
+def test_intensities_of_dcgm_are_of_what_the_diagnosis_calls_reachable() -> None:
+    """The same shares of the peaks, and the same lanes of PCIe."""
+    groups = yaml.safe_load((RULES / "compat" / "dcgm.yml").read_text(encoding="utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"] if rule["record"] == "gpu:bottleneck_intensity:mean5m"]
+    expressions = {rule["labels"]["unit"]: rule["expr"] for rule in rules}
+    assert expressions.keys() == {"sm", "dram", "pcie", "nvlink"}
+    assert [float(share) for share in re.findall(r"/ (0\.\d+), 1\)", expressions["dram"])] == [th.DRAM_REACHABLE]
+    for link in ("pcie", "nvlink"):
+        assert [float(share) for share in re.findall(r"\((0\.\d+) \*", expressions[link])] == [th.LINK_REACHABLE]
+    lanes = re.findall(r'vector\((\d+)\), "gen", "(\d)"', expressions["pcie"])
+    assert {int(number): float(rate) for rate, number in lanes} == pytest.approx(PCIE_LANE_BYTES_PER_SECOND)

@@ -229,9 +229,11 @@ def recorded_classes() -> dict[str, Counter[BottleneckClass]]:
         ("copy", "dram_bound"),
         ("h2d", "pcie_bound"),
         ("d2h", "pcie_bound"),
+        ("h2d_pageable", "copy_only"),
         ("embedding_cpu_index", "starved"),
+        ("embedding_gpu_index", "starved"),
         ("launch_bound", "starved"),
-        ("train", "mixed"),
+        ("shared", "compute_bound"),
         ("inference_graph", "starved"),
     ],
 )
@@ -239,6 +241,13 @@ def test_recorded_workloads(phase: str, expected: BottleneckClass) -> None:
     """At least 98 percent of a recorded workload's windows get the class that names its limit."""
     classes = recorded_classes()[phase]
     assert classes[expected] >= 0.98 * classes.total(), classes
+
+
+def test_recorded_training() -> None:
+    """Half of its L2 sectors come from DRAM, now a little more and now less: nothing else than mixed and l2_thrash."""
+    classes = recorded_classes()["train"]
+    assert classes.keys() == {"mixed", "l2_thrash"}
+    assert classes["mixed"] >= 0.8 * classes.total(), classes
 
 
 _SHARE = st.none() | st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.5, 0.6, 1.0]) | st.floats(0, 1)

@@ -81,7 +81,9 @@ WORKLOADS = {
     "copy",
     "h2d",
     "d2h",
+    "h2d_pageable",
     "embedding_cpu_index",
+    "embedding_gpu_index",
     "launch_bound",
     "shared",
     "train",
@@ -538,7 +540,7 @@ def shipped() -> Recording:
 
 
 def test_the_shipped_recording(shipped: Recording) -> None:
-    """It has ten workloads, of two jobs, one GPU with a masked identity, and minutes of windows."""
+    """It has twelve workloads, of two jobs with agents, one GPU with a masked identity, and minutes of windows."""
     assert {phase.name for phase in shipped.phases} - {"between"} == WORKLOADS
     assert shipped.header.gpus == ["GPU-00000000-0000-0000-0000-000000000000"]
     assert all(not gpu.serial for event in shipped.events if isinstance(event, Inventory) for gpu in event.gpus)
@@ -549,6 +551,13 @@ def test_the_shipped_recording(shipped: Recording) -> None:
     told = [event for event in shipped.events if isinstance(event, JobsInForce)]
     together = {tuple(sorted(share.job.job for share in gpu.jobs)) for event in told for gpu in event.gpus.values()}
     assert together == {(), ("bert_finetune",), ("bert_finetune", "llama_pretrain"), ("llama_pretrain",)}
+    reports = [event for event in shipped.events if isinstance(event, KernelReport)]
+    assert len(reports) > 0.95 * shipped.duration_ns / (5 * NS)
+    traced = Counter[str]()
+    for activity in (activity for report in reports for activity in report.activities):
+        traced[activity.job] += activity.sums["traced_ns"]
+    assert traced.keys() == {"bert_finetune", "llama_pretrain"}
+    assert min(traced.values()) > 10 * NS
 
 
 def counter_totals(snapshot: FleetSnapshot) -> dict[tuple[str, object], float]:

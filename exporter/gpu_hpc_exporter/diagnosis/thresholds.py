@@ -35,3 +35,19 @@ L2_THRASH_SM: Final = 0.30
 L2_THRASH_DRAM: Final = (0.40, 0.75)
 STARVED_SM_ACTIVE: Final = 0.50
 MIXED: Final = 0.50
+
+# What the verdict on a GPU asks beyond its class; alerts ask the same of longer times.
+DRAM_SATURATED: Final = 0.9
+MISLEADING_NVML: Final = 0.8
+IDLE_TIME: Final = 0.9
+"""Share of the time from which on a GPU is called idle, whatever else it did; no alert asks this."""
+SMALL_COPIES_PER_S: Final = 100.0
+SMALL_COPY_BYTES: Final = 65_536.0
+SMALL_COPIES_PER_KERNEL: Final = 0.1
+PAGEABLE_BYTES_PER_S: Final = 1e9
+MANY_SHORT: Final = 0.3
+QUEUE_S: Final = 0.01
+HOST_WAIT: Final = 0.1
+HOST_WAIT_BUSY: Final = 0.7
+HOST_WAIT_SM_ACTIVE: Final = 0.6
+COMMUNICATION_EXPOSED: Final = 0.3
