@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -55,18 +56,20 @@ def parse(text: str) -> Samples:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A running exporter."""
+    """A running exporter. tls: how to ask it with TLS; authorization: header of every request."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
+    tls: ssl.SSLContext | None = None
+    authorization: str = ""
 
     def fetch(self, path: str = "/metrics", **headers: str) -> tuple[int, Mapping[str, str], str]:
         """Status, headers and text of one answer."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(self.url + path, headers=named)
+        request = urllib.request.Request(self.url + path, headers={**self._who(), **named})
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10, context=self.tls) as answer:
                 return answer.status, dict(answer.headers), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read().decode()
@@ -77,11 +80,15 @@ class Exporter:
 
     def ask(self, path: str) -> tuple[int, str]:
         """Status and text of a POST without a body."""
+        request = urllib.request.Request(self.url + path, method="POST", headers=self._who())
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, method="POST"), timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10, context=self.tls) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+
+    def _who(self) -> dict[str, str]:
+        return {"Authorization": self.authorization} if self.authorization else {}
 
     def scrape(self) -> Samples:
         return parse(self.fetch()[2])
@@ -114,6 +121,8 @@ def run_exporter(
     *flags: str,
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "gpu_hpc_exporter"),
+    tls: ssl.SSLContext | None = None,
+    authorization: str = "",
 ) -> Iterator[Exporter]:
     """Start the exporter on a free port, wait until it answers, and kill it in the end."""
     port = free_port()
@@ -121,7 +130,7 @@ def run_exporter(
     command = [sys.executable, *program, f"--web.listen-address=127.0.0.1:{port}", *flags]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=stderr)
-    exporter = Exporter(process, f"http://127.0.0.1:{port}", log)
+    exporter = Exporter(process, f"http{'s' if tls else ''}://127.0.0.1:{port}", log, tls, authorization)
     try:
         _wait_until_it_answers(exporter)
         yield exporter

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_hpc_exporter import __version__, control
+from gpu_hpc_exporter.access import Access
 from gpu_hpc_exporter.app import DEFAULT_PAUSE_S, DEFAULT_RELEASE_S, MAX_PAUSE_S, MAX_RELEASE_S, build_app, serve
 from gpu_hpc_exporter.config import (
     DEFAULT_DRIVER_ROOT,
@@ -30,6 +31,7 @@ from gpu_hpc_exporter.config import (
     parse_telemetry_path,
     read_config,
 )
+from gpu_hpc_exporter.doctor.command import add_doctor, run_doctor
 from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, Source
 from gpu_hpc_exporter.identify import add_identify, run_identify
 from gpu_hpc_exporter.launch import add_run, run_program
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(arguments)
     configure_logging(flags.log_level, flags.log_format)
     try:
+        if flags.command == "doctor":
+            return run_doctor(flags)
         if flags.command == "identify":
             return run_identify(flags)
         if flags.command == "run":
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.command == "record":
             return record(flags)
         if flags.command in _CONTROLS:
-            return control.ask(parse_address(flags.address), _control_path(flags))
+            return control.ask(parse_address(flags.address), _control_path(flags), flags.http_config_file)
         return asyncio.run(run(flags))
     except (ConfigError, RecordingError) as problem:
         sys.stderr.write(f"gpu-hpc-exporter: {problem}\n")
@@ -75,7 +79,8 @@ async def run(flags: argparse.Namespace) -> int:
     """Sample and serve until SIGTERM, SIGINT or, where configured, access to the GPUs has long been lost."""
     addresses = [parse_address(text) for text in flags.web_listen_address or [f":{DEFAULT_PORT}"]]
     app_path = parse_telemetry_path(flags.web_telemetry_path)
-    exporter = Exporter(lambda: read_config(flags.config_file), _source(flags))
+    access = Access(flags.web_config_file)
+    exporter = Exporter(lambda: read_config(flags.config_file), _source(flags), access)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -90,9 +95,10 @@ async def run(flags: argparse.Namespace) -> int:
     exporter.start()
     guard = asyncio.create_task(exporter.stop_when_lost(stop))
     try:
-        await serve(build_app(exporter, app_path), addresses, stop)
+        await serve(build_app(exporter, app_path, access), addresses, stop, access)
     finally:
         guard.cancel()
+        access.close()
         ended = await asyncio.to_thread(exporter.stop)
     log.info("stopped")
     if not ended or not _join_threads():
@@ -216,6 +222,13 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         help=f"address to serve on, repeatable (default: :{DEFAULT_PORT})",
     )
     parser.add_argument(
+        "--web.config.file",
+        dest="web_config_file",
+        type=Path,
+        metavar="FILE",
+        help="TLS, client certificates and users, in the format of Prometheus's exporter-toolkit (default: none)",
+    )
+    parser.add_argument(
         "--web.telemetry-path",
         dest="web_telemetry_path",
         default="/metrics",
@@ -286,6 +299,7 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
+    add_doctor(commands)
     add_identify(commands)
     add_run(commands)
     recorder = commands.add_parser(
@@ -306,6 +320,13 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
             default=f"127.0.0.1:{DEFAULT_PORT}",
             metavar="HOST:PORT",
             help=f"where the exporter serves (default: 127.0.0.1:{DEFAULT_PORT})",
+        )
+        command.add_argument(
+            "--http.config.file",
+            dest="http_config_file",
+            type=Path,
+            metavar="FILE",
+            help="where it serves with TLS or users: basic_auth and tls_config, as for Prometheus's promtool",
         )
         if default_s:
             text = f"how long, such as 90s or 5m, up to {most_s // 3600}h (default: {default_s}s)"

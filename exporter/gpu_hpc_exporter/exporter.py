@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -15,12 +15,14 @@ from gpu_hpc_exporter.config import Config, ConfigError
 from gpu_hpc_exporter.model import NS, SourceName
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.job_parts import JobParts
+from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
 from gpu_hpc_exporter.samplers.kernels import KernelSampler
 from gpu_hpc_exporter.samplers.kmsg import KernelLogSampler
 from gpu_hpc_exporter.samplers.nvml import RELEASED, NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import PmSampler
 from gpu_hpc_exporter.samplers.replay import ReplayClock, ReplaySampler
 from gpu_hpc_exporter.samplers.watch import CallWatches
+from gpu_hpc_exporter.samplers.window_history import WindowSlice
 from gpu_hpc_exporter.scrape import ExpositionSettings
 from gpu_hpc_exporter.sources.device_files import held_by_children, held_here
 from gpu_hpc_exporter.sources.replay import Recording
@@ -79,6 +81,17 @@ class Source(Protocol):
 
     def stop(self) -> bool:
         """End sampling; False where a thread is stuck in the driver."""
+
+
+class WebFiles(Protocol):
+    """The configuration of the server, which is reloaded with the exporter's and by itself."""
+
+    @property
+    def problem(self) -> str:
+        """Why the newest is not in force, "" where it is."""
+
+    def reload(self) -> str:
+        """Read it again; why it could not be, or "". Called in a thread."""
 
 
 class HardwareSource:
@@ -253,9 +266,10 @@ class ReplaySource:
 class Exporter:
     """Holds the parts together over reloads. A configuration that cannot be loaded changes nothing."""
 
-    def __init__(self, load: Callable[[], Config], source: Source) -> None:
+    def __init__(self, load: Callable[[], Config], source: Source, web_files: WebFiles | None = None) -> None:
         """`load` reads the configuration anew. Raises ConfigError at the start only."""
         self._load = load
+        self._web_files = web_files
         self._source = source
         self._config = load()
         self._settings = ExpositionSettings(self._config.series_limit)
@@ -269,8 +283,22 @@ class Exporter:
         """The GPUs now."""
         return self._fleet.snapshot()
 
+    def windows_since(self, sequences: Mapping[str, int]) -> tuple[int, Mapping[str, WindowSlice]]:
+        """As the fleet's."""
+        return self._fleet.windows_since(sequences)
+
+    def windows(self, uuid: str, length_ns: int) -> tuple[int, WindowSlice] | None:
+        """As the fleet's."""
+        return self._fleet.windows(uuid, length_ns)
+
+    def recent_kernels(self) -> Mapping[tuple[str, str], RecentActivity]:
+        """As the fleet's."""
+        return self._fleet.recent_kernels()
+
     def settings(self) -> ExpositionSettings:
         """What the configuration says of expositions."""
+        if self._web_files is not None and self._web_files.problem:
+            return replace(self._settings, reload_succeeded=False)
         return self._settings
 
     def start(self) -> None:
@@ -327,23 +355,30 @@ class Exporter:
 
     def _reload(self) -> str:
         with self._lock:
-            try:
-                config = self._load()
-                problem = self._source.apply(config)
-            except ConfigError as error:
-                problem = str(error)
-            except Exception as error:
-                log.exception("the configuration cannot be applied")
-                problem = f"internal error: {error!r}"[:_MAX_PROBLEM]
-            if problem:
-                log.error("the configuration stays as it was: %s", problem)
-                self._settings = replace(self._settings, reload_succeeded=False)
-                return problem
-            self._config = config
-            self._settings = ExpositionSettings(config.series_limit)
-            self._configure_fleet(config)
+            problems = [self._reload_config(), self._web_files.reload() if self._web_files is not None else ""]
+        problem = "; ".join(filter(None, problems))
+        if problem:
+            log.error("the configuration stays as it was: %s", problem)
+        else:
             log.info("configuration reloaded")
-            return ""
+        return problem
+
+    def _reload_config(self) -> str:
+        try:
+            config = self._load()
+            problem = self._source.apply(config)
+        except ConfigError as error:
+            problem = str(error)
+        except Exception as error:
+            log.exception("the configuration cannot be applied")
+            problem = f"internal error: {error!r}"[:_MAX_PROBLEM]
+        if problem:
+            self._settings = replace(self._settings, reload_succeeded=False)
+            return problem
+        self._config = config
+        self._settings = ExpositionSettings(config.series_limit)
+        self._configure_fleet(config)
+        return ""
 
     def _configure_fleet(self, config: Config) -> None:
         required = frozenset[SourceName](["pm_sampling"] if config.pm_sampling.mode == "required" else [])

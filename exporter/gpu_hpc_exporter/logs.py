@@ -8,6 +8,7 @@ import time
 from typing import Final, Literal
 
 LogFormat = Literal["logfmt", "json"]
+_SELDOM_S: Final = 60.0
 
 
 class _LineFormatter(logging.Formatter):
@@ -79,3 +80,18 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
     for name in ("asyncio", "aiohttp.server"):
         logging.getLogger(name).addFilter(_OneLine())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class SeldomLog:
+    """Warnings that strangers cause, thousands a second if they like: one a minute is logged."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._next_s = 0.0
+
+    def warning(self, text: str) -> None:
+        """Log it, unless another one was within the last minute."""
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + _SELDOM_S
+            self._log.warning("%s", text)

@@ -36,6 +36,6 @@ def errors(directory: Path, sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _run(command: list[str], directory: Path, expected: set[int]) -> str:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode in expected, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout

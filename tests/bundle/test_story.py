@@ -73,7 +73,7 @@ def firing(phase: str, directory: Path) -> Mapping[str, list[str]]:
     document = {"rule_files": [str(file) for file in files()], "group_eval_order": groups, "tests": [test]}
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     # Nothing is expected: promtool says what it got instead.
-    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False, timeout=280)
     said = done.stdout + done.stderr
     found: dict[str, list[str]] = {}
     for part in said.split("alertname: ")[1:]:

@@ -115,7 +115,7 @@ class Alert:
 
 def promtool(*arguments: str | Path) -> None:
     """Run promtool, whose output is the failure."""
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +17,8 @@ from gpu_hpc_exporter.app import _is_loopback, build_app, not_ready_reason, serv
 from gpu_hpc_exporter.config import ConfigError
 from gpu_hpc_exporter.exporter import Outcome
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
+from gpu_hpc_exporter.samplers.window_history import WindowSlice
 from gpu_hpc_exporter.scrape import ExpositionSettings
 from unit.objects import G0, G1, GAUGE_WINDOW_NS, M1, Clock, inventory, readings, running_fleet, state
 
@@ -47,6 +49,18 @@ class Scripted:
     def snapshot(self) -> FleetSnapshot:
         """The fleet's."""
         return self._fleet.snapshot()
+
+    def windows_since(self, sequences: Mapping[str, int]) -> tuple[int, Mapping[str, WindowSlice]]:
+        """The fleet's."""
+        return self._fleet.windows_since(sequences)
+
+    def windows(self, uuid: str, length_ns: int) -> tuple[int, WindowSlice] | None:
+        """The fleet's."""
+        return self._fleet.windows(uuid, length_ns)
+
+    def recent_kernels(self) -> Mapping[tuple[str, str], RecentActivity]:
+        """The fleet's."""
+        return self._fleet.recent_kernels()
 
     def settings(self) -> ExpositionSettings:
         """The usual ones."""
@@ -213,7 +227,7 @@ def test_another_telemetry_path() -> None:
         return [await ask(client, "GET", path) for path in ("/gpu/m", "/metrics", "/")]
 
     (found, _), (missing, _), (_, page) = run(asked, path="/gpu/m")
-    assert (found, missing, "href='gpu/m'" in page) == (200, 404, True)
+    assert (found, missing, 'href="gpu/m"' in page) == (200, 404, True)
 
 
 def test_a_failed_reload_says_why() -> None:
@@ -297,8 +311,24 @@ def test_a_web_page_cannot_control(action: str) -> None:
     backend = Scripted()
     headers = {"Origin": "http://evil.example"}
     answer = run(lambda client: ask(client, "POST", f"/-/{action}", headers=headers), backend)
-    assert answer == (403, "control is open to this machine only\n")
+    assert answer == (403, "control is open to this machine and to authenticated users only\n")
     assert backend.asked == []
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "Via", "X-Forwarded-For", "X-Real-IP"])
+def test_a_proxy_on_this_machine_cannot_control(header: str) -> None:
+    """It asks for others, who are not on this machine."""
+    backend = Scripted()
+    answer = run(lambda client: ask(client, "POST", "/-/release", headers={header: "127.0.0.1"}), backend)
+    assert answer == (403, "control is open to this machine and to authenticated users only\n")
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
+def test_encoded_requests_are_refused(encoding: str) -> None:
+    """With a body or without: nothing is unpacked."""
+    headers = {"Content-Encoding": encoding}
+    assert run(lambda client: ask(client, "GET", "/metrics", headers=headers))[0] == 415
 
 
 def test_a_released_exporter_is_not_ready() -> None:
