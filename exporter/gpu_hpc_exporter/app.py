@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -243,8 +243,7 @@ def not_ready_reason(snapshot: FleetSnapshot) -> str:
 @web.middleware
 async def _bound_time(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The connection's clock runs while an answer is made and until the client has taken it."""
-    connection = request.protocol
-    assert isinstance(connection, Connection)  # serve() makes no other
+    connection = cast("Connection", request.protocol)  # serve() makes no other
     with connection.answering():
         answer = await handler(request)
         if isinstance(answer, web.Response):
@@ -270,8 +269,8 @@ async def serve(
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        assert runner.server is not None  # since setup
-        connections = Connections(runner.server, (access or Access(None)).fresh_rules)
+        server = cast("web.Server", runner.server)  # there since setup
+        connections = Connections(server, (access or Access(None)).fresh_rules)
         stack.callback(connections.close)
         await connections.listen(addresses)
         await stop.wait()

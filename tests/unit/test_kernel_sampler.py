@@ -723,6 +723,9 @@ def test_what_a_look_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
         node.sampler.tick()
         costs.append(time.thread_time() - began)
     assert min(costs) < 0.3
-    began = time.thread_time()
-    node.sampler.tick()
-    assert time.thread_time() - began < 0.05
+    costs = []
+    for _ in range(3):  # a collection of garbage may fall into one
+        began = time.thread_time()
+        node.sampler.tick()
+        costs.append(time.thread_time() - began)
+    assert min(costs) < 0.05
