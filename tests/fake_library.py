@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_DEVICES = 32
+_DEVICES = 64
 _RECORD = struct.Struct(f"56s q {_DEVICES}q")
 
 

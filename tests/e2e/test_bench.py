@@ -22,8 +22,12 @@ BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
             ("load", "--fake", "2", "--seconds", "2", "--scrapers", "2"),
             ("scrape p99", "event loop p99", "driver calls"),
         ),
+        (
+            ("pages", "--fake", "2", "--seconds", "4", "--pages", "2"),
+            ("more, percent of a core", "frames per second and page"),
+        ),
     ],
-    ids=["cost", "load"],
+    ids=["cost", "load", "pages"],
 )
 def test_bench_prints_its_figures(arguments: tuple[str, ...], figures: tuple[str, ...]) -> None:
     """A table with the figures that the docs quote."""

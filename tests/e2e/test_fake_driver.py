@@ -44,9 +44,9 @@ def test_d05_no_driver_library(tmp_path: Path) -> None:
         status, _, text = exporter.fetch("/-/ready")
         assert status == 503
         assert "library_not_found" in text
-        status, _, page = exporter.fetch("/")
+        status, _, told = exporter.fetch("/api/v1/gpus")
         assert status == 200
-        assert "library_not_found" in page
+        assert "library_not_found" in told
         assert exporter.process.poll() is None
         assert exporter.log.read_text().count("libnvidia-ml.so.1 was not found") == 1
         assert exporter.log.read_text().count("level=error") == 1

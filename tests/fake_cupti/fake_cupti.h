@@ -18,7 +18,7 @@ enum { /* CUresult */
 
 /* ---- Scenario ---- */
 
-enum { MAX_DEVICES = 32, ANY_DEVICE = -1, NO_DEVICE = -1 };
+enum { MAX_DEVICES = 64, ANY_DEVICE = -1, NO_DEVICE = -1 };
 
 typedef struct {
     int id;

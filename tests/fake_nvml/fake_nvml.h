@@ -72,7 +72,7 @@ typedef enum {
 #undef AUTO
 #undef TEXT
 
-enum { MAX_DEVICES = 32, MAX_MIG = 8, MAX_LINKS = 36, RET_AUTO = -1 };
+enum { MAX_DEVICES = 64, MAX_MIG = 8, MAX_LINKS = 36, RET_AUTO = -1 };
 #define U32NA UINT32_MAX
 
 /* A number (long double holds any uint64 exactly) or the code to return instead of one. */

@@ -32,9 +32,11 @@ from gpu_hpc_exporter.model import (
     WindowsRejected,
     XidError,
 )
+from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
 from gpu_hpc_exporter.samplers.kernel_totals import KernelSnapshot, KernelTotals
 from gpu_hpc_exporter.samplers.totals import WINDOW_SOURCES, GpuSnapshot, GpuTotals
 from gpu_hpc_exporter.samplers.watch import LIBRARY_CALLS, HungCall
+from gpu_hpc_exporter.samplers.window_history import WindowSlice
 
 FELL_OFF_XID: Final = 79
 """NVIDIA's Xid for a GPU that has fallen off the bus."""
@@ -199,6 +201,27 @@ class Fleet:
                 kernels=self._kernels.snapshot(now),
             )
 
+    def windows_since(self, sequences: Mapping[str, int]) -> tuple[int, Mapping[str, WindowSlice]]:
+        """The clock's time now, and of each visible GPU the windows from its sequence number on.
+
+        Of a GPU that has none here, none: only the number from which to go on.
+        """
+        with self._lock:
+            histories = {uuid: self._totals[uuid].history for uuid in self._visible}
+            return self._clock(), {u: h.since(sequences.get(u, h.following)) for u, h in histories.items()}
+
+    def windows(self, uuid: str, length_ns: int) -> tuple[int, WindowSlice] | None:
+        """The clock's time now, and a GPU's windows of the last `length_ns`; None for one that nobody knows."""
+        with self._lock:
+            totals = self._totals.get(uuid)
+            now = self._clock()
+            return None if totals is None else (now, totals.history.after(now - length_ns))
+
+    def recent_kernels(self) -> Mapping[tuple[str, str], RecentActivity]:
+        """By UUID and job what kernel agents told in the last minutes."""
+        with self._lock:
+            return self._kernels.recent()
+
     def _fold(self, event: Event) -> None:
         match event:
             case Window() | WindowsRejected() | ReadingRejected() | Readings() | IntervalInForce() | GpuProcesses():
@@ -272,6 +295,7 @@ class Fleet:
                 self._lose(uuid, inventory.time_ns, "the driver no longer lists it")
         for uuid in instances:
             self._interrupt(uuid)
+            self._totals[uuid].history.forget()
         self._states = {key: state for key, state in self._states.items() if key[1] not in instances}
         for uuid in instances[: max(0, len(instances) - MAX_GONE_INSTANCES)]:
             del self._totals[uuid]

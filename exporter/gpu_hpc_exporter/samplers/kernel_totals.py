@@ -22,6 +22,7 @@ from gpu_hpc_exporter.model import (
     KernelReport,
     RecordResult,
 )
+from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity, RecentReports
 
 MAX_REPORT_AGE_NS: Final = 20 * NS
 """What was told of kernels vanishes when nobody has told it anew for so long: four times its period."""
@@ -69,11 +70,16 @@ class KernelTotals:
             key = (activity.uuid, activity.job)
             totals = self._jobs[key] = self._jobs.get(key) or before.get(key) or _JobTotals()
             totals.add(activity)
+            totals.recent.add(report.time_ns, activity)
         for result, gain in report.records.items():
             self._records[result] = self._records.get(result, 0) + gain
         for reason, count in report.rejected.items():
             self._rejected[reason] = self._rejected.get(reason, 0) + count
         self._report = report
+
+    def recent(self) -> Mapping[tuple[str, str], RecentActivity]:
+        """Of each (GPU, job) what was told in the last minutes; for the live page, not for scrapes."""
+        return {key: totals.recent.frozen() for key, totals in self._jobs.items()}
 
     def snapshot(self, now_ns: int) -> KernelSnapshot:
         """A frozen copy; empty where reports have stopped."""
@@ -99,6 +105,7 @@ class _JobTotals:
         self._queue = Durations(0, (0,) * DURATION_BUCKETS)
         self._copies: dict[CopyKind, CopyAmount] = {}
         self._sums: dict[ActivitySum, int] = dict.fromkeys(ACTIVITY_SUMS, 0)
+        self.recent = RecentReports()
 
     def add(self, gained: GpuActivity) -> None:
         for name, amount in gained.kernels.items():

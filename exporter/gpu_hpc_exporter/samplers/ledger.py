@@ -15,6 +15,7 @@ from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass, classi
 from gpu_hpc_exporter.diagnosis.intensity import UNITS, Peaks, Unit, intensities, shares
 from gpu_hpc_exporter.model import COUNT_QUANTITIES, NS, Link, Quantity, WindowSource
 from gpu_hpc_exporter.samplers.merge import Stretch
+from gpu_hpc_exporter.samplers.window_history import WindowHistory
 
 NANO: Final = 1_000_000_000
 """Ratios are added up in units of 1e-9, far below what the counters resolve."""
@@ -120,6 +121,7 @@ class Ledger:
         self.slowed_down = False
         """Whether a hardware slowdown, thermal or power-brake reason is active."""
         self.tracks: dict[WindowSource, Track] = {source: Track() for source in get_args(WindowSource)}
+        self.history = WindowHistory()
         self._histograms: dict[Unit, _Histogram] = {}
 
     def integrate(self, source: WindowSource, stretch: Stretch) -> None:
@@ -152,7 +154,9 @@ class Ledger:
                 histogram = self._histograms[unit] = _Histogram()
             histogram.observe(value)
             track.add(INTENSITY[unit], round(value * part_ns), part_ns)
-        track.class_ns[classify(share, intensity, slowed_down=self.slowed_down)] += part_ns
+        name = classify(share, intensity, slowed_down=self.slowed_down)
+        track.class_ns[name] += part_ns
+        self.history.add(stretch.begin_ns, part_ns, intensity, share.sm_active, name)
 
     def quantity_totals(self, quantities: Iterable[Quantity]) -> dict[Quantity, int]:
         """Of those of `quantities` that were ever measured the total, over all sources."""

@@ -34,6 +34,7 @@ from gpu_hpc_exporter.model import (
 )
 from gpu_hpc_exporter.samplers.ledger import INTENSITY, SM, Histogram, Ledger, Recent, means
 from gpu_hpc_exporter.samplers.merge import Merge, Stretch
+from gpu_hpc_exporter.samplers.window_history import WindowHistory
 from gpu_hpc_exporter.sources.values import RisingCounter
 
 WINDOW_SOURCES: Final[tuple[WindowSource, ...]] = get_args(WindowSource)
@@ -53,8 +54,8 @@ MAX_PROCESSES_AGE_NS: Final = 6 * NS
 class GpuSnapshot:
     """What one GPU's totals were at one moment; times in integer nanoseconds.
 
-    `quantities`: integral of each ratio over time in ns, or the amount of each count. `gauges` and
-    `intensities`: means over the gauge window, `recent_class_ns`: its time by class; empty where windows
+    `quantities`: integral of each ratio over time in ns, or the amount of each count. `gauges`, `rates` (of counts, per
+    second) and `intensities`: means over the gauge window, `recent_class_ns`: its time by class; empty where windows
     stopped. `leader`: whose windows are classified now, `truths`: from whose windows each quantity is counted now.
     `l2_miss_ratio`: missed by requested sectors over the gauge window, `l2_definition` what "missed" means.
     `readings`: empty when stale. `processes`: None when stale, or where no list can be had or trusted.
@@ -69,6 +70,7 @@ class GpuSnapshot:
     recent_class_ns: Mapping[BottleneckClass, int]
     histograms: Mapping[Unit, Histogram]
     gauges: Mapping[Quantity, float]
+    rates: Mapping[Quantity, float]
     sm_utilization: float | None
     l2_miss_ratio: float | None
     l2_definition: L2Definition
@@ -123,13 +125,20 @@ class GpuTotals:
         self._gpu = gpu
         self._ledger.links = gpu.links
 
+    @property
+    def history(self) -> WindowHistory:
+        """The windows of the last minutes."""
+        return self._ledger.history
+
     def add_window(self, window: Window) -> None:
         """Count one window; whether it is the source of its quantities and of the class, the merge decides."""
         source, end_ns, duration_ns = window.source, window.end_ns, window.duration_ns
         begin_ns = end_ns - duration_ns
         self._count_gap(source, begin_ns, window)
         self._ledger.tracks[source].checkpoint(begin_ns, self.gauge_window_ns)
-        self._ledger.slowed_down = self._is_slowed_down and self.has_fresh_readings(end_ns)
+        is_fresh = self.has_fresh_readings(end_ns)
+        self._ledger.slowed_down = self._is_slowed_down and is_fresh
+        self.history.nvml_utilization = self._readings.values.get("nvml_utilization_ratio") if is_fresh else None
         values = window.values if source == "gpm" else self._with_dram_share(window.values, duration_ns)
         stretch = Stretch(begin_ns, end_ns, values)
         covered_ns = self._merge.add_gpm(stretch) if source == "gpm" else self._merge.add_pm(stretch)
@@ -238,6 +247,7 @@ class GpuTotals:
             recent_class_ns={c: sum(r.class_ns[c] for r in recent.values()) for c in class_ns} if recent else {},
             histograms=self._ledger.histograms(),
             gauges={q: mean[q] for q in QUANTITIES if q not in COUNT_QUANTITIES and q in mean},
+            rates={q: mean[q] * NS for q in QUANTITIES if q in COUNT_QUANTITIES and q in mean},
             sm_utilization=mean.get(SM),
             l2_miss_ratio=self._l2_miss_ratio(mean),
             l2_definition=self._l2_definition,

@@ -1,0 +1,97 @@
+"""What a job's kernels waited for, from what its agents told of the last minutes. Pure.
+
+The formulas are those of the recorded series gpu:kernel_…, gpu:host_… and gpu:communication_… in alert-rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_hpc_exporter.diagnosis.kernels import Behaviour, pattern
+from gpu_hpc_exporter.model import NS, ActivitySum, CopyKind, GpuActivity, KernelAmount
+
+_FROM_HOST: tuple[CopyKind, ...] = ("h2d_pinned", "h2d_pageable")
+_PINNED: tuple[CopyKind, ...] = ("h2d_pinned", "d2h_pinned")
+_PAGEABLE: tuple[CopyKind, ...] = ("h2d_pageable", "d2h_pageable")
+_SYNC: tuple[ActivitySum, ...] = ("sync_event_ns", "sync_stream_ns", "sync_context_ns", "sync_unknown_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Rates are per second that an agent looked; None where nothing of the kind happened.
+
+    copies, copy_bytes: from host to GPU. queue_s: mean from launch to start. host_wait: share of the time that the
+    host's threads waited for the GPU. many_short: share of the launches outside graphs that were of kernels that show
+    that pattern in these looks. busy: share of the time in which a kernel or copy ran. exposed: communication beside
+    which nothing computed, as a share of the time in which any kernel ran.
+    """
+
+    job: str
+    executions: float
+    copies: float
+    copy_bytes: float
+    pageable_bytes: float
+    pinned_bytes: float
+    pageable_to_gpu: bool
+    many_short: float | None
+    queue_s: float | None
+    host_wait: float
+    busy: float | None
+    exposed: float | None
+
+
+def waits(activities: Sequence[GpuActivity]) -> Waits | None:
+    """Of one job on one GPU, the newest report last; None where no agent looked."""
+    traced_s = _total(activities, "traced_ns") / NS
+    if not activities or traced_s <= 0:
+        return None
+
+    def copied(kinds: Sequence[CopyKind]) -> float:
+        return sum(a.copies[kind].bytes for a in activities for kind in kinds if kind in a.copies) / traced_s
+
+    kernels = _by_kernel(activities)
+    launches = sum(amount.launches for amount in kernels.values())
+    short = sum(amount.launches for amount in kernels.values() if _is_many_short(amount, traced_s))
+    queued = sum(sum(a.queue.buckets) for a in activities)
+    pageable_api_ns = sum(a.copies[kind].api_ns for a in activities for kind in _PAGEABLE if kind in a.copies)
+    device_traced_ns = _total(activities, "device_traced_ns")
+    overlap = _total(activities, "overlap_ns")
+    communication = _total(activities, "communication_ns")
+    running = _total(activities, "compute_ns") + communication - overlap
+    return Waits(
+        job=activities[-1].job,
+        executions=sum(amount.executions for amount in kernels.values()) / traced_s,
+        copies=sum(sum(a.copies[kind].buckets) for a in activities for kind in _FROM_HOST if kind in a.copies)
+        / traced_s,
+        copy_bytes=copied(_FROM_HOST),
+        pageable_bytes=copied(_PAGEABLE),
+        pinned_bytes=copied(_PINNED),
+        pageable_to_gpu=copied(("h2d_pageable",)) >= copied(("d2h_pageable",)),
+        many_short=short / launches if launches else None,
+        queue_s=sum(a.queue.ns for a in activities) / NS / queued if queued else None,
+        host_wait=(sum(_total(activities, name) for name in _SYNC) + pageable_api_ns) / NS / traced_s,
+        busy=_total(activities, "busy_ns") / device_traced_ns if device_traced_ns else None,
+        exposed=max(0, communication - overlap) / running if running > 0 else None,
+    )
+
+
+def _by_kernel(activities: Sequence[GpuActivity]) -> dict[str, KernelAmount]:
+    found: dict[str, KernelAmount] = {}
+    for activity in activities:
+        for name, more in activity.kernels.items():
+            have = found.get(name, KernelAmount())
+            found[name] = KernelAmount(
+                have.executions + more.executions, have.launches + more.launches, have.ns + more.ns
+            )
+    return found
+
+
+def _is_many_short(amount: KernelAmount, traced_s: float) -> bool:
+    """The pattern, asked of these looks and not of five minutes."""
+    seen = Behaviour(traced_s, amount.launches, amount.executions, amount.ns / NS, steady=0, deviation=0.0)
+    return pattern(seen) == "many_short"
+
+
+def _total(activities: Sequence[GpuActivity], name: ActivitySum) -> int:
+    return sum(activity.sums.get(name, 0) for activity in activities)
