@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -71,7 +72,7 @@ def test_a13_release_closes_the_driver(start: Start) -> None:
         assert samples.one("gpu_hpc_source_state_info", source=source, uuid=uuid, reason="released") == 1
     assert observed(samples, uuid_of(0)) >= observed(before, uuid_of(0))
     assert samples.all("gpu_hpc_gpu_lost") == {}
-    assert "No GPU can be read: released" in exporter.fetch("/")[2]
+    assert json.loads(exporter.fetch("/api/v1/gpus")[2])["down_reason"] == "released"
     assert machine.scenario.calls() == calls
 
     after = goes_on(machine, before, 0, 1)
