@@ -198,7 +198,7 @@ def test_a_driver_that_does_not_start(start: Start) -> None:
 
 
 def test_invalid_times_end_it(start: Start) -> None:
-    """More than one in a hundred."""
+    """K02: more than one in a hundred."""
     agent = start(MODE="continuous")
     agent.trace()
     agent.do("kernel a count=50", "kernel b invalid=zero count=2")
@@ -209,7 +209,7 @@ def test_invalid_times_end_it(start: Start) -> None:
 
 
 def test_the_first_invalid_time_of_a_graph_ends_it_on_old_versions(start: Start) -> None:
-    """Before 13.0.1 it was the sign that all following ones are wrong."""
+    """K02: before 13.0.1 it was the sign that all following ones are wrong."""
     agent = start(MODE="continuous", WINDOW_SECONDS="0.2")
     agent.trace("version 130000")
     agent.do("graph g nodes=100 count=50", "kernel b invalid=zero")
@@ -219,7 +219,7 @@ def test_the_first_invalid_time_of_a_graph_ends_it_on_old_versions(start: Start)
 
 @pytest.mark.parametrize("version", [28, 130001])
 def test_ten_thousand_buffers(start: Start, version: int) -> None:
-    """CUPTI asks and asks and gives nothing back: what has no room is lost, counted, and memory stays bounded."""
+    """K04, K07: CUPTI asks and gives nothing back: what has no room is lost, counted, and memory stays bounded."""
     agent = start(MODE="continuous", DRAIN_SECONDS="60", WINDOW_SECONDS="0.2")
     agent.trace(f"version {version}", "records_per_buffer 1")
     before = resident_mib(agent.pid)
@@ -236,7 +236,7 @@ def test_ten_thousand_buffers(start: Start, version: int) -> None:
 
 
 def test_an_old_cupti_is_never_refused_a_buffer(start: Start) -> None:
-    """It would crash; tracing ends instead."""
+    """K04: it would crash; tracing ends instead."""
     agent = start(MODE="continuous")
     agent.trace("version 26", "records_per_buffer 1")
     agent.do("stall 1", "kernel a count=10000 call=0")

@@ -11,7 +11,7 @@ PAUSED = (State.PAUSED, Reason.PROFILER)
 
 
 def test_a_profiler_that_was_first_keeps_everything(start: Start) -> None:
-    """Its subscription is seen before the first window: nothing is registered, enabled or disabled."""
+    """J08: its subscription is seen before the first window: nothing is registered, enabled or disabled."""
     agent = start()
     agent.begin("profile")
     now = agent.wait(lambda now: now.state == PAUSED)
@@ -24,7 +24,7 @@ def test_a_profiler_that_was_first_keeps_everything(start: Start) -> None:
 
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
 def test_a_profiler_that_begins_in_a_window_gets_all(start: Start, mode: str) -> None:
-    """It has replaced our callbacks; our kinds are its kinds now, so we do not disable them."""
+    """J08: it has replaced our callbacks; our kinds are its kinds now, so we do not disable them."""
     agent = start(MODE=mode, WINDOW_SECONDS="0.3")
     agent.trace()
     agent.do("kernel ours count=10", "profile", "kernel its count=200")
@@ -39,7 +39,7 @@ def test_a_profiler_that_begins_in_a_window_gets_all(start: Start, mode: str) ->
 
 
 def test_a_profiler_that_begins_in_a_pause(start: Start) -> None:
-    """Seen before the next window."""
+    """J08: seen before the next window."""
     agent = start(PERIOD_SECONDS="0.3")
     agent.trace()
     agent.do("kernel ours count=10")
@@ -64,7 +64,7 @@ def test_it_stays_paused_unless_told_otherwise(start: Start) -> None:
 
 @pytest.mark.parametrize("keeps_slot", [False, True])
 def test_it_resumes_when_configured(start: Start, *, keeps_slot: bool) -> None:
-    """After the given time, though torch.profiler keeps the subscription; the buffers that it got are forgotten."""
+    """J08: after the given time, though torch.profiler keeps the subscription; buffers that it got are forgotten."""
     agent = start(RESUME_AFTER_PROFILER_MINUTES="0.008", WINDOW_SECONDS="0.5", PERIOD_SECONDS="0.6")
     agent.trace()
     agent.do("kernel ours count=10", "profile", "kernel its count=100")

@@ -62,7 +62,7 @@ def test_the_heart_beats(start: Start) -> None:
 
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
 def test_exit_while_tracing(start: Start, mode: str) -> None:
-    """No call of CUPTI after the exit began (the fake aborts), no delay, the status is the program's."""
+    """K06: no call of CUPTI after the exit began (the fake aborts), no delay, the status is the program's."""
     agent = start(MODE=mode)
     agent.trace()
     agent.do("kernel a count=1000")
@@ -84,7 +84,7 @@ def test_exit_while_a_call_hangs(start: Start) -> None:
 
 
 def test_exit_while_a_window_opens(start: Start) -> None:
-    """In the middle of a thousand calls: the next one does not begin (the fake aborts)."""
+    """K06: in the middle of a thousand calls: the next one does not begin (the fake aborts)."""
     agent = start()
     agent.do("slow cuptiActivityEnableRuntimeApi ms=2")
     agent.begin()
@@ -108,7 +108,7 @@ def test_sigkill(start: Start) -> None:
 
 @pytest.mark.parametrize("ending", ["", "exit=1"])
 def test_a_fork_in_the_middle(start: Start, ending: str) -> None:
-    """The child launches (as data loaders do by mistake) and ends either way; the parent's trace is unharmed."""
+    """E06: the child launches (as data loaders do by mistake) and ends either way; the parent's trace is unharmed."""
     agent = start(MODE="continuous")
     agent.trace()
     agent.do("kernel a count=100")
@@ -122,7 +122,7 @@ def test_a_fork_in_the_middle(start: Start, ending: str) -> None:
 
 
 def test_a_child_does_not_hold_the_file(start: Start) -> None:
-    """Data loaders outlive a killed parent: neither the lock nor the mapping may stay with them."""
+    """E06: data loaders outlive a killed parent: neither the lock nor the mapping may stay with them."""
     agent = start(MODE="continuous")
     agent.trace()
     child = int(agent.do("fork wait=1"))
@@ -164,7 +164,7 @@ def test_a_program_that_closes_every_descriptor(start: Start) -> None:
 
 
 def test_nobody_reads(start: Start) -> None:
-    """Without an exporter nothing waits; and whoever removes the file does no harm."""
+    """K07: without an exporter nothing waits; and whoever removes the file does no harm."""
     agent = start(MODE="continuous")
     agent.trace()
     agent.path.unlink()

@@ -51,7 +51,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
 @pytest.mark.parametrize("version", [26, 130101])
 def test_no_report(start: Start, sanitized: fake_activity.Programs, mode: str, version: int) -> None:
-    """Threads, odd records, windows opening and closing, stop and start, a fork, and an exit while tracing."""
+    """K06: threads, odd records, windows opening and closing, stop and start, a fork, and an exit while tracing."""
     agent = start(programs=sanitized, MODE=mode)
     agent.trace(f"version {version}")
     for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fake_activity.agent import Agent, Start
-from fake_activity.agent_file import D2D, D2H, DEVICE, H2D, P2P, PAGEABLE, PINNED, Snapshot
+from fake_activity.agent_file import D2D, D2H, DEVICE, H2D, P2P, PAGEABLE, PINNED, Snapshot, State
 
 
 def executions(now: Snapshot) -> int:
@@ -49,10 +49,26 @@ def test_calls_meet_their_kernels_in_any_order(continuous: Agent, order: str) ->
 
 
 def test_a_start_before_the_call_s_end_waited_for_nothing(continuous: Agent) -> None:
-    """Clock steps and very short calls make negative differences: they count as 0."""
+    """P02: clock steps and very short calls make negative differences: they count as 0."""
     continuous.do("kernel a count=3 delay=-5000 api_ns=9000")
     kernel = wait_executions(continuous, 3).kernels()["a"]
     assert (kernel.latency_count, kernel.latency_ns) == (3, 0)
+
+
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+@pytest.mark.parametrize("skew_s", [10, -10])
+def test_p02_a_gpu_whose_clock_is_off(start: Start, mode: str, skew_s: int) -> None:
+    """P02: seconds are of the GPU's own durations, and its kernels are of the window in which they were launched."""
+    agent = start(MODE=mode, WINDOW_SECONDS="0.3")
+    agent.trace()
+    agent.do(f"kernel off count=500 ns=4000 skew={skew_s * 10**9}")
+    now = wait_executions(agent, 500)
+    assert (now.kernels()["off"].executions, now.kernels()["off"].ns) == (500, 2_000_000)
+    assert now.header.records_invalid == now.header.windows_discarded == 0
+    published = now.header.windows_published
+    agent.do("kernel right count=3 ns=4000 every_us=1000")
+    now = agent.wait(lambda now: now.header.windows_published > published and now.state[0] != State.OFF)
+    assert now.header.records_dropped == 0
 
 
 def test_other_ways_to_launch(continuous: Agent) -> None:
@@ -66,7 +82,7 @@ def test_other_ways_to_launch(continuous: Agent) -> None:
 
 
 def test_what_finds_no_other_half_is_unmatched(start: Start) -> None:
-    """A call without a kernel (it failed), a kernel without a call; when the window closes both are counted."""
+    """K03: a call without a kernel (it failed), a kernel without a call; when the window closes both are counted."""
     agent = start(MODE="continuous")
     agent.trace()
     agent.do(
@@ -89,7 +105,7 @@ def test_ids_come_round(continuous: Agent) -> None:
 
 @pytest.mark.parametrize("invalid", ["zero", "negative", "huge"])
 def test_invalid_times_are_in_no_sum(continuous: Agent, invalid: str) -> None:
-    """CUPTI had no memory for the times, or erred."""
+    """K02: CUPTI had no memory for the times, or erred."""
     continuous.do("kernel good count=1000", f"kernel bad count=3 invalid={invalid}", "kernel good count=1000")
     now = wait_executions(continuous, 2000)
     assert now.kernels().keys() == {"good"}
@@ -203,7 +219,7 @@ def test_a_name_s_memory_is_used_again(continuous: Agent) -> None:
 
 
 def test_nodes_of_graphs(start: Start) -> None:
-    """From 13.1.1 on a replay's nodes have its id: which replays were traced is known one by one."""
+    """K03: from 13.1.1 on a replay's nodes have its id: which replays were traced is known one by one."""
     agent = start(MODE="continuous")
     agent.trace("version 130101")
     agent.do("graph g nodes=100 count=20 ns=1000", "kernel a count=4")
@@ -217,7 +233,7 @@ def test_nodes_of_graphs(start: Start) -> None:
 
 
 def test_nodes_of_graphs_with_wrong_ids(continuous: Agent) -> None:
-    """Before, ids do not fit: all replays of a window with nodes count as traced."""
+    """K03: before, ids do not fit: all replays of a window with nodes count as traced."""
     continuous.do("graph g nodes=100 count=20 match=0")
     now = wait_executions(continuous, 2000)
     assert now.device().graph_launches_traced + now.device().graph_launches_untraced == 20

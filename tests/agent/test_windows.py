@@ -363,7 +363,7 @@ def test_windows_that_are_never_complete_end_it(start: Start) -> None:
 
 
 def test_costs_lengthen_the_pauses(start: Start) -> None:
-    """500 launches, 40 us each, are 20 ms: for 1 % of the time they may come every 2 s."""
+    """K01: 500 launches, 40 us each, are 20 ms: for 1 % of the time they may come every 2 s."""
     agent = start(LAUNCH_COST_MICROSECONDS="40", BUDGET="0.01", **LONG)
     agent.trace()
     agent.do("kernel a count=500")
@@ -394,7 +394,7 @@ def test_a_cheap_window_keeps_the_period(start: Start) -> None:
 
 
 def test_too_dear_at_the_longest_period(start: Start) -> None:
-    """It stops for good, and says why."""
+    """K01: it stops for good, and says why."""
     agent = start(LAUNCH_COST_MICROSECONDS="400", LONGEST_PERIOD_SECONDS="2", **LONG)
     agent.trace()
     agent.do("kernel a count=300")
@@ -441,7 +441,7 @@ def test_long_queues_need_long_windows(start: Start) -> None:
 
 
 def test_stop_and_start(start: Start) -> None:
-    """Stopping ends and publishes the window; starting opens another."""
+    """K06: stopping ends and publishes the window; starting opens another."""
     agent = start(WINDOW_SECONDS="30")
     agent.trace()
     agent.do("kernel a count=7", "entry gpu_hpc_agent_stop")
@@ -468,7 +468,7 @@ def test_a_library_loaded_by_the_program_itself(start: Start) -> None:
 
 
 def test_nothing_is_touched_before_there_is_a_context(start: Start) -> None:
-    """A launcher that only counts devices is left alone, and says so in its file."""
+    """K09: a launcher that only counts devices is left alone, and says so in its file."""
     agent = start()
     agent.do(f"load {agent.programs.cupti}", "init")
     now = agent.wait(lambda now: now.state == (State.WAITING, Reason.NO_CONTEXT))

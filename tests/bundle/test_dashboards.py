@@ -20,6 +20,7 @@ from bundle.conftest import History
 from bundle.dashboard_pictures import TOUR_S, draw_all
 from bundle.dashboard_queries import DASHBOARDS, UIDS, Choice, Json, Result, View, board, escaped
 from bundle.dashboard_types import errors, install
+from exporter_process import parse
 from gpu_hpc_exporter.diagnosis.classify import CLASSES
 from gpu_hpc_exporter.metrics import SECTIONS
 from gpu_hpc_exporter.model import AGENT_STATES, CATEGORIES, COPY_KINDS, Pattern
@@ -29,6 +30,7 @@ from process_figures import cpu_seconds
 
 pytestmark = pytest.mark.timeout(300)  # whichever test is first waits for the history
 ROOT = DASHBOARDS.parent
+GOLDEN = ROOT / "tests" / "golden"
 SIX_HOURS = 6 * 3600
 
 NOT_HERE = {
@@ -132,7 +134,7 @@ def test_grafana_types_refuse_misspelt_fields_and_wrong_values(tmp_path: Path) -
 
 @pytest.mark.parametrize("uid", UIDS)
 def test_dashboard_works_by_import_and_by_provisioning(uid: str) -> None:
-    """A fixed uid, no id, no import-time inputs, and a data source that the person chooses."""
+    """O01: a fixed uid, no id, no import-time inputs, and a data source that the person chooses."""
     dashboard = board(uid)
     assert dashboard["uid"] == uid
     assert not {"id", "__inputs", "__requires", "__elements"} & set(dashboard)
@@ -157,7 +159,7 @@ def test_dashboards_link_to_each_other(uid: str) -> None:
 
 @pytest.mark.parametrize("uid", UIDS)
 def test_variables_come_from_info_metrics_and_are_looked_up_for_the_time_range(uid: str) -> None:
-    """Info metrics exist whatever a GPU can measure; `unit` is what is measured, since its panel is repeated for it."""
+    """C09: info metrics are there whatever a GPU can measure; `unit` is what is measured: its panel is repeated."""
     for variable in board(uid)["templating"]["list"][1:]:
         assert variable["refresh"] == 2, variable["name"]
         query = variable["query"]["query"]
@@ -166,6 +168,45 @@ def test_variables_come_from_info_metrics_and_are_looked_up_for_the_time_range(u
         assert metrics
         names = re.split(r"\|", metrics[1] or metrics[2])
         assert all(re.search("[_:]info$", name) for name in names) or variable["name"] == "unit"
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_c09_a_vgpu_can_be_chosen(uid: str) -> None:
+    """C09: who it is and its utilization, of all that a vGPU serves, have the series of each variable that names it."""
+    page = (GOLDEN / "scenarios" / "vgpu.prom").read_text(encoding="utf-8")
+    served = set(re.findall(r"^(\w+_(?:gpu_info|utilization_ratio)){", page, re.MULTILINE))
+    assert served == {"gpu_hpc_gpu_info", "gpu_hpc_nvml_utilization_ratio"}
+    of_gpus = {"fleet": {"instance"}, "bottleneck": {"instance", "gpu"}, "kernels": {"instance", "gpu"}}
+    variables = {one["name"]: one["query"] for one in board(uid)["templating"]["list"][1:]}
+    for name in of_gpus.get(uid.removeprefix("gpu-hpc-"), set()):
+        assert served & set(re.findall(r"[\w:]*info\b", variables[name]["query"])), name
+
+
+@pytest.mark.parametrize("uid", ["gpu-hpc-bottleneck", "gpu-hpc-kernels"])
+def test_o04_heatmaps_have_their_buckets_in_order(uid: str) -> None:
+    """O04: each is told the bounds as numbers, of a rate by `le` alone, without the bucket that has no end."""
+    heatmaps = [panel for panel in panels(uid) if panel["type"] == "heatmap"]
+    assert heatmaps
+    for panel in heatmaps:
+        (target,) = panel["targets"]
+        assert (target["format"], target["legendFormat"]) == ("heatmap", "{{le}}")
+        assert panel["options"]["calculate"] is False
+        assert re.match(r"sum by\(le\) \((rate|increase)\(\w+_bucket{", target["expr"]), target["expr"]
+        assert 'le!="+Inf"' in target["expr"]
+
+
+def test_o04_bounds_are_numbers_in_ascending_order() -> None:
+    """O04: as the exporter writes them, `+Inf` last; no scrape configuration of ours makes other histograms of them."""
+    rows: dict[tuple[str, frozenset[tuple[str, str]]], list[float]] = {}
+    page = next(GOLDEN.glob("*__train.prom")).read_text(encoding="utf-8")
+    for name, labels in parse(page).values:
+        if name.endswith("_bucket"):
+            whose = frozenset(label for label in labels if label[0] != "le")
+            rows.setdefault((name, whose), []).append(float(dict(labels)["le"]))
+    assert rows
+    assert all(bounds == sorted({*bounds, float("inf")}) for bounds in rows.values())
+    for file in (ROOT / "deploy").rglob("*.y*ml"):
+        assert not re.search("native_histograms|nhcb", file.read_text(encoding="utf-8")), file
 
 
 @pytest.mark.parametrize("uid", UIDS)
@@ -392,7 +433,7 @@ def test_variables_have_values(view: View) -> None:
 
 
 def test_every_query_returns_data(view: View) -> None:
-    """Also those that are not drawn as such: instant queries over time, and the others at the end of the range."""
+    """O05: also those that are not drawn as such: instant queries over time, and the others at the end of the range."""
     for panel, own in view.panels():
         results = view.results(panel, own)
         for result in results:
@@ -439,7 +480,7 @@ def _check_table(panel: Json, results: list[Result]) -> None:
 
 
 def test_values_are_in_their_units_range(view: View) -> None:
-    """Shares are 0-1 (rates of readings once a second may be a little above); nothing is negative or NaN."""
+    """O05: shares are 0-1 (rates of readings once a second may be a little above); nothing is negative or NaN."""
     for panel, own in view.panels():
         share = panel["fieldConfig"]["defaults"]["unit"] == "percentunit" and panel["title"] not in SIDE_BY_SIDE
         for result in view.results(panel, own):

@@ -102,7 +102,7 @@ def test_exactly_the_right_alerts_name_each_node(nodes: Mapping[str, Scenario], 
 def test_alerts_hold_at_every_step_once_for_each_gpu(
     nodes: Mapping[str, Scenario], results: Mapping[str, Matrix]
 ) -> None:
-    """A renamed scrape job or two jobs on a GPU neither double an alert nor interrupt it; no alert is of no node."""
+    """O05: a renamed scrape job or two jobs on a GPU neither double nor interrupt an alert; none is of no node."""
     for name, matrix in results.items():
         places = [(dict(labels)["instance"], dict(labels).get("gpu", "")) for labels in matrix]
         assert len(places) == len(set(places)), f"{name} is there twice: {places}"
@@ -123,7 +123,7 @@ def test_owners_are_the_jobs(nodes: Mapping[str, Scenario], results: Mapping[str
 
 @pytest.mark.parametrize("rule", [rule for rule in rules() if not rule.is_alert], ids=str)
 def test_recorded_series_are_unique_and_true(end: int, database: Prometheus, rule: Rule) -> None:
-    """Prometheus refuses a rule whose labels make two results one; shares are shares; nothing is NaN."""
+    """O05: Prometheus refuses a rule whose labels make two results one; shares are shares; nothing is NaN."""
     rows = database.api("query", query=rule.expr, time=end)["result"]
     recorded = [frozenset({**row["metric"], **rule.labels, "__name__": ""}.items()) for row in rows]
     assert len(recorded) == len(set(recorded))

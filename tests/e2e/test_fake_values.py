@@ -364,7 +364,7 @@ def test_gpm_nan_for_ever_is_stale(machine: Machine) -> None:
 
 @pytest.mark.parametrize(("device", "reason"), [(HIGH, "above_range"), (NEGATIVE, "negative")])
 def test_c03_impossible_sm_values_are_rejected(samples: Samples, device: int, reason: str) -> None:
-    """C03: 137 % and -1 % make no window; readings and windows rejected are counted."""
+    """A11, C03: 137 % and -1 % make no window; readings and windows rejected are counted."""
     assert rejected(samples, device)["sm_active", reason] > 0
     assert set(rejected(samples, device)) == {("sm_active", reason)}
     assert samples.one("gpu_hpc_windows_total", uuid=uuid_of(device), result="rejected") > 0

@@ -267,6 +267,16 @@ def test_b10_nvlinks_are_counted_or_absent(start: Start) -> None:
     assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(1)) is None
 
 
+@pytest.mark.parametrize("code", [13, 25])
+def test_b06_memory_by_a_driver_of_another_version(start: Start, code: int) -> None:
+    """B06: the second version is missing, or its structure is refused: the first one's values, without the reserve."""
+    machine = start(f"device 0 memory_used 1000000000\nfault nvmlDeviceGetMemoryInfo_v2 device 0 {code}")
+    samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_memory_used_bytes", uuid=uuid_of(0)) is not None)
+    assert samples.get("gpu_hpc_memory_reserved_bytes", uuid=uuid_of(0)) is None
+    used, free = (samples.one(f"gpu_hpc_memory_{what}_bytes", uuid=uuid_of(0)) for what in ("used", "free"))
+    assert used + free == samples.one("gpu_hpc_memory_total_bytes", uuid=uuid_of(0))
+
+
 def test_a12_a_reload_during_a_hang_piles_nothing_up(tmp_path: Path, library: Path) -> None:
     """A12: new intervals while a call hangs never put a second thread into the stuck GPU; the other one goes on."""
     config = tmp_path / "config.yaml"

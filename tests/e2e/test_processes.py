@@ -187,7 +187,7 @@ def test_a_driver_with_older_functions_only(tmp_path: Path) -> None:
 
 
 def test_a_list_that_never_comes_is_named_and_costs_its_gpu_only(start: Start) -> None:
-    """A10: the call that hangs is told by its name; the other GPU goes on."""
+    """A12: the call that hangs is told by its name; the other GPU goes on."""
     hang = "fault nvmlDeviceGetComputeRunningProcesses_v3 device 0 hang\n"
     machine = start(f"device 0\ndevice 1\nprocess 1 pid 7\n{hang}")
     samples = machine.exporter.wait_for(lambda s: bool(s.all("gpu_hpc_driver_call_hung_seconds")))

@@ -92,7 +92,7 @@ def test_mean_intensity_comes_from_the_histogram(prometheus: Prometheus) -> None
 
 
 def test_the_users_names_have_no_job_of_the_scraper(prometheus: Prometheus) -> None:
-    """DESIGN 3.8: with honor_labels neither a job nor an idle GPU's empty one is replaced by Prometheus's own job."""
+    """F08, DESIGN 3.8: with honor_labels neither a job nor an idle GPU's empty one is replaced by Prometheus's job."""
     names = "gpu_hpc_sm_utilization_ratio|gpu_hpc_dram_bandwidth_utilization"
     for job in ("", "bert_finetune"):
         found = prometheus.wait_for(f'{{__name__=~"{names}",job="{job}"}}', lambda vector: len(vector) == 2, timeout=60)

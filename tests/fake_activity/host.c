@@ -105,8 +105,9 @@ static void append_kernel(char **words, const char *name, Times t, uint32_t corr
     if (!kind_on(KERNEL) || kernel_enables() < lost_until)
         return;
     put32(record, 0, KERNEL);
-    put64(record, 16, (uint64_t)t.start);
-    put64(record, 24, (uint64_t)t.stop);
+    int64_t skew = number(words, "skew", 0); /* of the GPU's clock */
+    put64(record, 16, (uint64_t)(t.start + skew));
+    put64(record, 24, (uint64_t)(t.stop + skew));
     put32(record, 40, (uint32_t)number(words, "device", 0));
     put32(record, 44, (uint32_t)number(words, "context", 1));
     put32(record, 48, (uint32_t)number(words, "stream", 7));

@@ -96,7 +96,7 @@ def test_share_is_within_three_percent(
 
 
 def test_pcie_bytes_match_the_copys_own_count(phases: dict[str, tuple[Samples, Samples, float]]) -> None:
-    """A pinned copy's payload plus the protocol: 0.97 to 1.08 of what the workload counted."""
+    """B01: a pinned copy's payload plus the protocol: 0.97 to 1.08 of what the workload counted."""
     before, after, own = phases["h2d"]
     rate = growth(before, after, "gpu_hpc_pcie_host_to_gpu_bytes_total") / growth(
         before, after, "gpu_hpc_observed_seconds_total"

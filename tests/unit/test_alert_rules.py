@@ -294,7 +294,7 @@ def test_functions_exist_in_every_supported_prometheus(rule: Json) -> None:
 
 @every_expression
 def test_ranges_bridge_a_missed_scrape(rule: Json) -> None:
-    """Raw series are read over 5 minutes or more, counters by functions that make sense of them."""
+    """N05, N08: raw series are read over 5 minutes or more, counters by functions that make sense of them."""
     expression = re.sub(r"{[^}]*}", "", bare(rule["expr"]))
     read = re.findall(r"(?:(\w+)\s*\(\s*)?\b(gpu_hpc_\w+)\s*(?:\[(\w+)[^]]*\])?", expression)
     for function, series, window in read:
@@ -308,7 +308,7 @@ def test_ranges_bridge_a_missed_scrape(rule: Json) -> None:
 
 @every_expression
 def test_denominators_are_guarded(rule: Json) -> None:
-    """A 0 below the line would make infinity, which is above every threshold."""
+    """O05: a 0 below the line would make infinity, which is above every threshold."""
     _, *denominators = bare(rule["expr"]).split("/")
     assert all("> 0)" in below or re.match(r"\s*(0\.0*)?[1-9]", below) for below in denominators)
 

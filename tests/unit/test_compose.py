@@ -137,7 +137,7 @@ def test_each_profile_has_one_exporter_under_one_name() -> None:
 
 
 def test_gpu_profile_reserves_the_gpus() -> None:
-    """All of them, with what CUPTI needs, and the host's processes to name jobs."""
+    """M06: all of them, with what CUPTI needs, and the host's processes to name jobs."""
     service = EXPORTERS["exporter-gpu"]
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu", "utility", "compute"]}
@@ -295,7 +295,7 @@ def test_pods_can_copy_the_agent_out_of_the_image(image: Path) -> None:
 
 
 def test_exporter_runs_without_any_privilege(exporter: Exporter) -> None:
-    """The fixture waited for windows; that it was confined is the kernel's word."""
+    """M05: the fixture waited for windows; that it was confined is the kernel's word."""
     status = Path(f"/proc/{exporter.process.pid}/status").read_text()
     assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
     assert re.search(r"^NoNewPrivs:\t1$", status, re.MULTILINE) or os.geteuid() != 0

@@ -391,7 +391,7 @@ def test_operator_gets_every_rule(folder: Path, files: Sequence[Path], tmp_path:
 
 
 def test_operator_scrapes_as_prometheus_does(manifests: dict[str, Any]) -> None:
-    """The monitor finds the Service, keeps the labels of jobs and calls instances by their nodes."""
+    """F08: the monitor finds the Service, keeps the labels of jobs and calls instances by their nodes."""
     monitor = documents(OPERATOR)["ServiceMonitor"]
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert monitor["spec"]["selector"]["matchLabels"] == manifests["Service"]["metadata"]["labels"]
@@ -420,7 +420,7 @@ def scrape_config(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", SCRAPES, ids=lambda path: path.name)
 def test_scrape_config_is_valid(file: Path, tmp_path: Path) -> None:
-    """A file of its own, under the job name that all share, that leaves the exporter's labels alone."""
+    """F08: a file of its own, under the job name that all share, that leaves the exporter's labels alone."""
     scrape = scrape_config(file)
     assert scrape["job_name"] == "gpu-hpc-exporter"
     assert scrape["honor_labels"] is True
@@ -671,7 +671,7 @@ def test_unit_starts_what_is_installed() -> None:
 
 
 def test_unit_confines_and_still_sees_the_gpus() -> None:
-    """No sandbox around devices, processes and the kernel log; a list of the devices; a user that exists."""
+    """M03, M04: no sandbox around devices, processes and the kernel log; a list of the devices; a user that exists."""
     service = unit()
     assert service["DeviceAllow"] == ["char-195 rw", "char-nvidia* rw", "/dev/kmsg r"]
     assert service["DevicePolicy"] == ["closed"]

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from exporter_process import parse
+from gpu_hpc_exporter.collectors import COLLECTORS
 from gpu_hpc_exporter.config import ConfigError, JobRule, Jobs, Kubernetes, Slurm
+from gpu_hpc_exporter.exposition import TEXT, encode
 from gpu_hpc_exporter.jobs.identity import Settings
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod
-from gpu_hpc_exporter.model import Gpu, GpuProcess, GpuProcesses
+from gpu_hpc_exporter.model import Gpu, GpuProcess, GpuProcesses, StateChange
 from gpu_hpc_exporter.samplers.fleet import Fleet
 from gpu_hpc_exporter.samplers.identities import HostLookups, HostProcesses, KubernetesHolders
 from gpu_hpc_exporter.samplers.job_parts import JobParts
@@ -20,7 +23,7 @@ from gpu_hpc_exporter.sources.kubernetes.pod_folders import PodFolders
 from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups, PartState
 from gpu_hpc_exporter.sources.procfs import PidView
 from proc_tree import ProcTree
-from unit.objects import G0, G1, GAUGE_WINDOW_NS, Clock, inventory
+from unit.objects import G0, G1, GAUGE_WINDOW_NS, NS, Clock, inventory, readings
 
 PU = "11111111-2222-3333-4444-555555555555"
 CID = "a" * 64
@@ -107,6 +110,22 @@ def test_f01_f09_pods_that_share_a_gpu_and_one_that_never_asked_for_it(tmp_path:
     host.tree.add(101, cgroup=IN_POD)
     assert host.jobs(101) == {"bert": ("bert-0", 1), "web-0": ("web-0", 0)}
     assert host.fleet.snapshot().job_of(G0.uuid) == ""
+
+
+def test_f02_pods_that_share_a_gpu_do_not_multiply_its_values(tmp_path: Path) -> None:
+    """F02: three pods on a GPU of 300 W are three rows of job_info and 300 W, which no pod is told to draw."""
+    held = [Allocation(G0.uuid, "ml", f"web-{n}", "main", f"{n}" * 8 + PU[8:]) for n in range(3)]
+    host = Host(tmp_path, Kubelet(held=held))
+    host.fleet.put(StateChange(NS, "nvml", "", "active"))
+    host.fleet.put(readings(9.5, {"power_gpu_watts": 300}))
+    assert len(host.jobs()) == 3
+    families = [family for collector in COLLECTORS for family in collector.collect(host.fleet.snapshot())]
+    page = parse(encode(families, TEXT).decode())
+    assert [*page.all("gpu_hpc_power_watts").values()] == [300]
+    pods = {dict(labels)["pod"] for labels in page.all("gpu_hpc_job_info", uuid=G0.uuid)}
+    assert pods == {"web-0", "web-1", "web-2"}
+    told = {name for name, labels in page.values if dict(labels).get("pod")}
+    assert told == {"gpu_hpc_job_info"}
 
 
 def test_the_server_of_mps_is_no_job_beside_its_clients(tmp_path: Path) -> None:

@@ -554,7 +554,7 @@ def test_counters_that_lie(node: Node, lie: str) -> None:
 
 
 def test_how_the_agents_are(node: Node) -> None:
-    """States and reasons of living ones, the largest overhead, and records of all."""
+    """J08: states and reasons of living ones, the largest overhead, and records of all."""
     assert node.scrape().one("gpu_hpc_agents", state="tracing") == 0
     assert node.scrape().get("gpu_hpc_agent_overhead_ratio") is None
     one, two, three = node.agent(101), node.agent(102), node.agent(103)

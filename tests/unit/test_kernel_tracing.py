@@ -121,7 +121,7 @@ def test_an_interval_that_ends_during_the_look(host: Host) -> None:
 @pytest.mark.parametrize("step_s", [3600.0, 0.5, 0.03, -0.03, -0.5, -3600.0])
 @pytest.mark.parametrize("ends_before_the_step", [True, False])
 def test_a_clock_that_is_set(host: Host, step_s: float, *, ends_before_the_step: bool) -> None:
-    """What was traced around the step is unknown; later intervals are exact. No time is negative or in the future."""
+    """P02: what was traced around the step is unknown; later intervals are exact. None is negative or in the future."""
     writer = host.agent()
     host.now_ns += 5 * NS
     begin_ns, _ = host.trace(writer, 0.5, None)

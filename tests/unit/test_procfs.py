@@ -316,7 +316,7 @@ def test_status_that_makes_no_sense(tree: Tree) -> None:
 
 @pytest.mark.timeout(10)
 def test_a_fifo_does_not_block(tree: Tree) -> None:
-    """Whatever stands in a copy of a /proc."""
+    """I03: whatever stands in a copy of a /proc."""
     folder = tree.add(4101)
     (folder / "environ").unlink()
     os.mkfifo(folder / "environ")

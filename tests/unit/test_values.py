@@ -61,7 +61,7 @@ def test_b04_sentinels_after_conversion(reading: Reading, value: float) -> None:
     ],
 )
 def test_c03_ratios_out_of_range(value: float, problem: Problem) -> None:
-    """C03: 137 %, -1 and NaN are rejected and named, by the windows' check as by the readings'."""
+    """A11, C03: 137 %, -1 and NaN are rejected and named, by the windows' check as by the readings'."""
     assert problem_of(value, ROUNDING) == problem
     assert problem_of_reading("nvml_utilization_ratio", value) == problem
 
