@@ -550,6 +550,26 @@ static bool flush(uint64_t now, uint64_t *next)
     return true;
 }
 
+struct forced {
+    bool complete;       /* all buffers of the epoch are back */
+    uint64_t unfinished; /* records of work without an end */
+};
+
+/* Takes all records of an epoch, finished or not; false: the phase has changed. */
+static bool force_out(uint32_t epoch, struct forced *forced)
+{
+    int error = cupti_flush(true);
+    if (error) {
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+        return false;
+    }
+    uint64_t invalid = sums.invalid;
+    forced->complete = buffers_are_back(epoch);
+    buffers_drain(true);
+    forced->unfinished = sums.invalid - invalid;
+    return true;
+}
+
 /* The time is up. A call of a function that was switched off meanwhile is a record that stays unfinished for ever, and
  * keeps its buffer, and those of its thread after it. Forced out, it is recognised as none of ours, and nothing is
  * missing; but when work is unfinished the window is discarded. Either way the next one need not wait. */
@@ -561,15 +581,10 @@ static void force(uint64_t now)
         discard_window(now);
         return;
     }
-    int error = cupti_flush(true);
-    if (error) {
-        give_up(AGENT_REASON_CUPTI_ERROR, error);
+    struct forced forced;
+    if (!force_out(window.epoch, &forced))
         return;
-    }
-    uint64_t invalid = sums.invalid;
-    bool complete = buffers_are_back(window.epoch);
-    buffers_drain(true);
-    if (repair_goes_on() || (complete && sums.invalid == invalid))
+    if (repair_goes_on() || (forced.complete && !forced.unfinished))
         finish_window(now);
     else
         discard_window(now);
@@ -633,18 +648,12 @@ static void force_mark(uint64_t now)
         publish_mark(false, now);
         return;
     }
-    int error = cupti_flush(true);
-    if (error) {
-        give_up(AGENT_REASON_CUPTI_ERROR, error);
+    struct forced forced;
+    if (!force_out(mark.epoch, &forced))
         return;
-    }
-    uint64_t invalid = sums.invalid;
-    bool complete = buffers_are_back(mark.epoch);
-    buffers_drain(true);
-    uint64_t unfinished = sums.invalid - invalid;
-    sums.invalid -= unfinished; /* forced out before they had an end: no fault of CUPTI's */
-    sums.dropped += unfinished;
-    publish_mark(complete && !unfinished, now);
+    sums.invalid -= forced.unfinished; /* forced out before they had an end: no fault of CUPTI's */
+    sums.dropped += forced.unfinished;
+    publish_mark(forced.complete && !forced.unfinished, now);
 }
 
 static uint64_t step_continuous(uint64_t now)

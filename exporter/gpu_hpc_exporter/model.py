@@ -343,6 +343,15 @@ class KernelAmount:
     ns: int = 0
     deviation_ns2: float = 0.0
 
+    def __add__(self, more: KernelAmount) -> KernelAmount:
+        """What it did before and after."""
+        return KernelAmount(
+            self.executions + more.executions,
+            self.launches + more.launches,
+            self.ns + more.ns,
+            self.deviation_ns2 + more.deviation_ns2,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Durations:
@@ -350,6 +359,14 @@ class Durations:
 
     ns: int
     buckets: tuple[int, ...]
+
+    def __add__(self, more: Durations) -> Durations:
+        """Those before and after."""
+        return Durations(self.ns + more.ns, _add_each(self.buckets, more.buckets))
+
+
+def _add_each(have: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(one + other for one, other in zip(have, more, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +377,11 @@ class CopyAmount:
     ns: int
     api_ns: int
     buckets: tuple[int, ...]
+
+    def __add__(self, more: CopyAmount) -> CopyAmount:
+        """Those before and after."""
+        buckets = _add_each(self.buckets, more.buckets)
+        return CopyAmount(self.bytes + more.bytes, self.ns + more.ns, self.api_ns + more.api_ns, buckets)
 
 
 @dataclass(frozen=True, slots=True)

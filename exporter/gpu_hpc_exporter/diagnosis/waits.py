@@ -5,7 +5,7 @@ The formulas are those of the recorded series gpu:kernel_…, gpu:host_… and g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpu_hpc_exporter.diagnosis.kernels import Behaviour, pattern
@@ -50,7 +50,7 @@ def waits(activities: Sequence[GpuActivity]) -> Waits | None:
     def copied(kinds: Sequence[CopyKind]) -> float:
         return sum(a.copies[kind].bytes for a in activities for kind in kinds if kind in a.copies) / traced_s
 
-    kernels = _by_kernel(activities)
+    kernels = by_kernel(activities)
     launches = sum(amount.launches for amount in kernels.values())
     short = sum(amount.launches for amount in kernels.values() if _is_many_short(amount, traced_s))
     queued = sum(sum(a.queue.buckets) for a in activities)
@@ -76,14 +76,12 @@ def waits(activities: Sequence[GpuActivity]) -> Waits | None:
     )
 
 
-def _by_kernel(activities: Sequence[GpuActivity]) -> dict[str, KernelAmount]:
+def by_kernel(activities: Iterable[GpuActivity]) -> dict[str, KernelAmount]:
+    """What each kernel did in all of them."""
     found: dict[str, KernelAmount] = {}
     for activity in activities:
         for name, more in activity.kernels.items():
-            have = found.get(name, KernelAmount())
-            found[name] = KernelAmount(
-                have.executions + more.executions, have.launches + more.launches, have.ns + more.ns
-            )
+            found[name] = found.get(name, KernelAmount()) + more
     return found
 
 

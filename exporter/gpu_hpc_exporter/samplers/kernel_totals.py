@@ -109,13 +109,13 @@ class _JobTotals:
 
     def add(self, gained: GpuActivity) -> None:
         for name, amount in gained.kernels.items():
-            self._kernels[name] = _add_amounts(self._kernels.get(name, KernelAmount()), amount)
+            self._kernels[name] = self._kernels.get(name, KernelAmount()) + amount
         for category, durations in gained.durations.items():
             have = self._durations.get(category)
-            self._durations[category] = durations if have is None else _add_durations(have, durations)
-        self._queue = _add_durations(self._queue, gained.queue)
+            self._durations[category] = durations if have is None else have + durations
+        self._queue += gained.queue
         for kind, copies in gained.copies.items():
-            self._copies[kind] = _add_copies(self._copies.get(kind, _NO_COPIES), copies)
+            self._copies[kind] = self._copies.get(kind, _NO_COPIES) + copies
         for name, value in gained.sums.items():
             self._sums[name] += value
         self._now = gained
@@ -134,29 +134,3 @@ class _JobTotals:
 
 
 _NO_COPIES: Final = CopyAmount(0, 0, 0, (0,) * COPY_BUCKETS)
-
-
-def _add_amounts(have: KernelAmount, more: KernelAmount) -> KernelAmount:
-    return KernelAmount(
-        have.executions + more.executions,
-        have.launches + more.launches,
-        have.ns + more.ns,
-        have.deviation_ns2 + more.deviation_ns2,
-    )
-
-
-def _add_durations(have: Durations, more: Durations) -> Durations:
-    return Durations(have.ns + more.ns, _add_each(have.buckets, more.buckets))
-
-
-def _add_copies(have: CopyAmount, more: CopyAmount) -> CopyAmount:
-    return CopyAmount(
-        have.bytes + more.bytes,
-        have.ns + more.ns,
-        have.api_ns + more.api_ns,
-        _add_each(have.buckets, more.buckets),
-    )
-
-
-def _add_each(have: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(one + other for one, other in zip(have, more, strict=True))

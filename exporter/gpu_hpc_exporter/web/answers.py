@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.diagnosis.classify import CLASSES
+from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass
 from gpu_hpc_exporter.diagnosis.kernels import category
 from gpu_hpc_exporter.diagnosis.verdict import Seen, Verdict, verdict
-from gpu_hpc_exporter.diagnosis.waits import waits
+from gpu_hpc_exporter.diagnosis.waits import by_kernel, waits
 from gpu_hpc_exporter.exposition import clean_label
-from gpu_hpc_exporter.model import NS, GpuActivity, JobOnGpu, Quantity
+from gpu_hpc_exporter.model import NS, CopyAmount, CopyKind, GpuActivity, JobOnGpu, Quantity
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot, SourceState
 from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
 from gpu_hpc_exporter.samplers.totals import GpuSnapshot
@@ -244,30 +244,14 @@ def _gpu(
     processes = totals.processes
     recent_ns = sum(totals.recent_class_ns.values())
     share = {name: ns / recent_ns for name, ns in totals.recent_class_ns.items() if ns} if recent_ns else {}
-    found = [w for activity in told if (w := waits(activity.newest)) is not None]
-    found_verdict = verdict(
-        Seen(
-            class_share=share,
-            intensity=totals.intensities,
-            sm_active=gauges.get("sm_active"),
-            nvml_utilization=readings.get("nvml_utilization_ratio"),
-            l2_to_dram=totals.l2_miss_ratio,
-            pipe=_busiest_pipe(totals),
-            to_gpu=rates.get("pcie_host_to_gpu_bytes"),
-            to_host=rates.get("pcie_gpu_to_host_bytes"),
-            job=clean_label(snapshot.job_of(gpu.uuid)),
-            waits=found,
-            gap=_gap(states),
-            power_brake=bool(readings.get("clock_event_hw_power_brake_slowdown")),
-        )
-    )
+    seen = _seen(totals, share, clean_label(snapshot.job_of(gpu.uuid)), states, told)
     return GpuRow(
         gpu=snapshot.label(gpu.uuid),
         uuid=clean_label(gpu.uuid),
         name=clean_label(gpu.name),
         profile=clean_label(gpu.profile),
         parent_uuid=clean_label(gpu.parent_uuid),
-        verdict=_verdict_row(found_verdict),
+        verdict=_verdict_row(verdict(seen)),
         bottleneck_ratio={name: round(part, 4) for name, part in share.items()},
         intensity_ratio={
             unit: _rounded(totals.intensities.get(unit)) for unit in ("sm", "l2", "dram", "pcie", "nvlink")
@@ -298,6 +282,30 @@ def _gpu(
         kernels=[row for activity in told for row in _kernels(activity)],
         copies=[row for activity in told for row in _copies(activity.activities)],
         sources=_sources(states, snapshot.now_ns),
+    )
+
+
+def _seen(
+    totals: GpuSnapshot,
+    class_share: Mapping[BottleneckClass, float],
+    job: str,
+    states: Sequence[SourceState],
+    told: Sequence[RecentActivity],
+) -> Seen:
+    gauges, rates, readings = totals.gauges, totals.rates, totals.readings
+    return Seen(
+        class_share=class_share,
+        intensity=totals.intensities,
+        sm_active=gauges.get("sm_active"),
+        nvml_utilization=readings.get("nvml_utilization_ratio"),
+        l2_to_dram=totals.l2_miss_ratio,
+        pipe=_busiest_pipe(totals),
+        to_gpu=rates.get("pcie_host_to_gpu_bytes"),
+        to_host=rates.get("pcie_gpu_to_host_bytes"),
+        job=job,
+        waits=[w for activity in told if (w := waits(activity.newest)) is not None],
+        gap=_gap(states),
+        power_brake=bool(readings.get("clock_event_hw_power_brake_slowdown")),
     )
 
 
@@ -340,45 +348,42 @@ def _kernels(told: RecentActivity) -> list[KernelRow]:
     traced_s = _traced_s(activities)
     if not activities or traced_s <= 0:
         return []
-    sums: dict[str, tuple[int, int]] = {}
-    for activity in activities:
-        for name, amount in activity.kernels.items():
-            executions, ns = sums.get(name, (0, 0))
-            sums[name] = (executions + amount.executions, ns + amount.ns)
-    total_ns = sum(ns for _, ns in sums.values())
+    amounts = by_kernel(activities)
+    total_ns = sum(amount.ns for amount in amounts.values())
     now, latencies = activities[-1], told.latencies_ms or {}
-    ordered = sorted(((n, e, ns) for n, (e, ns) in sums.items() if e), key=lambda row: -row[2])[:MAX_KERNELS]
+    ran = [(name, amount) for name, amount in amounts.items() if amount.executions]
+    busiest = sorted(ran, key=lambda row: -row[1].ns)[:MAX_KERNELS]
     return [
         KernelRow(
             job=clean_label(now.job),
             kernel=clean_label(name),
             category=category(name),
-            share_ratio=round(ns / total_ns, 4) if total_ns else 0.0,
-            executions_per_second=executions / traced_s,
-            mean_seconds=ns / NS / executions,
+            share_ratio=round(amount.ns / total_ns, 4) if total_ns else 0.0,
+            executions_per_second=amount.executions / traced_s,
+            mean_seconds=amount.ns / NS / amount.executions,
             launch_latency_seconds=_from_ms(now.latency_ms.get(name)),
             launch_latency_history_seconds=[_from_ms(ms) for ms in latencies.get(name, ())],
             pattern=now.patterns.get(name),
         )
-        for name, executions, ns in ordered
+        for name, amount in busiest
     ]
 
 
 def _copies(activities: Sequence[GpuActivity]) -> list[CopyRow]:
     traced_s = _traced_s(activities)
-    sums: dict[str, tuple[int, list[int]]] = {}
+    sums: dict[CopyKind, CopyAmount] = {}
     for activity in activities:
         for kind, amount in activity.copies.items():
-            size, sizes = sums.get(kind, (0, [0] * len(amount.buckets)))
-            sums[kind] = (size + amount.bytes, [a + b for a, b in zip(sizes, amount.buckets, strict=True)])
+            sums[kind] = sums[kind] + amount if kind in sums else amount
     if traced_s <= 0:
         return []
     job = clean_label(activities[-1].job)
     rows = []
-    for name, (size, sizes) in sums.items():
-        direction, _, memory = name.partition("_")
-        if any(sizes):
-            rows.append(CopyRow(job, direction, memory, size / traced_s, sum(sizes) / traced_s, sizes))
+    for kind, amount in sums.items():
+        direction, _, memory = kind.partition("_")
+        if any(amount.buckets):
+            sizes = list(amount.buckets)
+            rows.append(CopyRow(job, direction, memory, amount.bytes / traced_s, sum(sizes) / traced_s, sizes))
     return rows
 
 
