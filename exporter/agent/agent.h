@@ -203,9 +203,8 @@ void sums_forget(void);
 bool repair_begins(uint64_t now, bool continues);
 bool repair_goes_on(void);
 uint64_t repair_length(void); /* of the next try */
-/* After a try that traced from then till then, whose records are all here: whether the repair has ended, and how. */
-enum repair { REPAIR_GOES_ON, REPAIR_DONE, REPAIR_FAILED };
-enum repair repair_judge(uint64_t now, uint64_t opened, uint64_t closed);
+/* After a try that traced from then till then, whose records are all here: whether the repair goes on. */
+bool repair_judge(uint64_t now, uint64_t opened, uint64_t closed);
 uint64_t repair_spent(void); /* tracing, by the last one, ns */
 void repair_end(void);       /* whatever became of it */
 
@@ -217,6 +216,7 @@ uint64_t windows_step(uint64_t now);
 enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
 enum moment windows_moment(uint64_t time);
 uint64_t windows_opening(void); /* before anything was enabled */
+bool windows_have_kernels(void);    /* kernels are recorded, too */
 bool windows_trust_graph_ids(void); /* graph launches have the correlation ids of their nodes */
 
 /* ---- file ---- */

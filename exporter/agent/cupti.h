@@ -28,7 +28,6 @@ enum {
     KIND_CONCURRENT_KERNEL = 10,
     KIND_MEMCPY2 = 22,
     KIND_SYNCHRONIZATION = 38,
-    KIND_GRAPH_TRACE = 51,
 };
 /* CUpti_ActivityMemcpyKind */
 enum {
@@ -74,9 +73,6 @@ enum {
 
     API_CBID = 4, API_START = 8, API_END = 16, API_THREAD = 28, API_CORRELATION = 32, API_RESULT = 36,
     API_NEEDS = 40,
-
-    GRAPH_START = 8, GRAPH_END = 16, GRAPH_DEVICE = 24, GRAPH_CONTEXT = 32,
-    GRAPH_STREAM = 36, GRAPH_NEEDS = 40,
 };
 
 typedef void (*buffer_requested)(uint8_t **buffer, size_t *size, size_t *most_records);

@@ -75,7 +75,7 @@ enum {
                                         histogram, API times and graph launches are known; without it they stay 0
                                         and all idle time is `other` */
     AGENT_FLAG_GRAPH_NODES = 1 << 1, /* kernels inside graphs are recorded one by one; without it (budget of node
-                                        records spent, or configured) each replay is one interval */
+                                        records spent, or configured) no kernels are, once there are graphs */
     AGENT_FLAG_NAMES_FULL = 1 << 2,  /* a kernel found no slot or no room for its name: see the overflow slots */
 };
 

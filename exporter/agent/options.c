@@ -108,7 +108,7 @@ void options_read(void)
     if (number("GPU_HPC_AGENT_RESUME_AFTER_PROFILER_MINUTES", &value))
         options.resume_ns = duration("GPU_HPC_AGENT_RESUME_AFTER_PROFILER_MINUTES", 60e9, 0, 0, 1e6);
     options.launch_cost_us = 4;
-    options.node_cost_us = 1; /* the dearest machine of four; the others: 0.2 */
+    options.node_cost_us = 1.5; /* the dearest machine of five: 1.03 of nodes of 3.5; two others: 0.2 */
     number("GPU_HPC_AGENT_LAUNCH_COST_MICROSECONDS", &options.launch_cost_us);
     number("GPU_HPC_AGENT_NODE_COST_MICROSECONDS", &options.node_cost_us);
     options.node_limit = UINT64_MAX;

@@ -158,17 +158,6 @@ static void take_set(const uint8_t *record)
     unions_add(device, ACTIVITY_COPY, start, end);
 }
 
-/* A whole replay of a graph, where nodes are not recorded. What ran inside is unknown: it counts as compute. */
-static void take_graph(const uint8_t *record)
-{
-    uint64_t start = u64_at(record, GRAPH_START), end = u64_at(record, GRAPH_END);
-    uint32_t device = u32_at(record, GRAPH_DEVICE);
-    if (!is_work(start, end, device))
-        return;
-    unions_add(device, ACTIVITY_COMPUTE, start, end);
-    unions_stream(device, u32_at(record, GRAPH_CONTEXT), u32_at(record, GRAPH_STREAM), start, end);
-}
-
 static void take_sync(const uint8_t *record)
 {
     uint64_t start = u64_at(record, SYNC_START), end = u64_at(record, SYNC_END);
@@ -189,7 +178,9 @@ static void take_call(const uint8_t *record, int kind)
         return;
     if (!is_valid(begin, end))
         return;
-    if (call == CALL_LAUNCH) {
+    if (call == CALL_LAUNCH && !windows_have_kernels()) {
+        sums_api(sums_main_device(), end - begin, 1);
+    } else if (call == CALL_LAUNCH) {
         bool has_failed = u32_at(record, API_RESULT) != 0;
         pairs_launch(correlation, thread, begin, end, moment == MOMENT_EDGE || has_failed);
     } else if (call == CALL_COPY) {
@@ -218,7 +209,6 @@ static size_t needed(uint32_t kind)
     case KIND_MEMSET: return MEMSET_NEEDS;
     case KIND_SYNCHRONIZATION: return SYNC_NEEDS;
     case KIND_RUNTIME: case KIND_DRIVER: return API_NEEDS;
-    case KIND_GRAPH_TRACE: return GRAPH_NEEDS;
     default: return 0;
     }
 }
@@ -231,7 +221,6 @@ static void take(const uint8_t *record, uint32_t kind)
     case KIND_MEMCPY2: take_copy(record, MEMCPY2_CORRELATION, MEMCPY2_GRAPH_NODE); break;
     case KIND_MEMSET: take_set(record); break;
     case KIND_SYNCHRONIZATION: take_sync(record); break;
-    case KIND_GRAPH_TRACE: take_graph(record); break;
     default: take_call(record, (int)kind); break;
     }
 }

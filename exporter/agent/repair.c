@@ -11,9 +11,10 @@
 #include "agent.h"
 
 #define FIRST_LENGTH (2 * SECOND / 1000)
-#define LONGEST_LENGTH (SECOND / 4)
-#define LONGEST_TRACING (2 * SECOND) /* of all tries of a repair: a thousand at first */
+#define LONGEST_LENGTH (SECOND / 60) /* it is the number of tries that matters, not their length */
+#define LONGEST_TRACING (4 * SECOND) /* of all tries of a repair: two thousand at first */
 #define LONGEST_REPAIR (30 * SECOND)
+#define LONGEST_SILENCE (SECOND / 2) /* of tracing in which the thread launched nothing: it is no matter any more */
 enum {
     FEW = 8,               /* launches that may lack a kernel: they fail, too */
     SHARE = 1000,          /* one of so many */
@@ -24,7 +25,7 @@ enum {
 
 static struct {
     bool goes_on;
-    uint64_t length, began, spent; /* spent: tracing */
+    uint64_t length, began, spent, silent; /* spent: tracing; silent: of it, without a launch */
 } repair;
 
 bool repair_goes_on(void) { return repair.goes_on; }
@@ -41,28 +42,24 @@ bool repair_begins(uint64_t now, bool continues)
     repair.goes_on = true;
     repair.length = FIRST_LENGTH;
     repair.began = now;
-    repair.spent = 0;
+    repair.spent = repair.silent = 0;
     return true;
 }
 
-enum repair repair_judge(uint64_t now, uint64_t opened, uint64_t closed)
+bool repair_judge(uint64_t now, uint64_t opened, uint64_t closed)
 {
     if (opened < repair.began) /* no try yet: the window that showed the need, in continuous mode */
-        return REPAIR_GOES_ON;
+        return true;
     struct unpaired thread = pairs_watched();
     bool is_last = repair.length >= LONGEST_LENGTH;
     bool enough = thread.launches >= (is_last ? LAST_EVIDENCE : EVIDENCE);
-    bool is_back = thread.missing * EVIDENCE <= thread.launches;
+    bool is_back = enough && thread.missing * EVIDENCE <= thread.launches;
     repair.spent += closed - opened;
-    /* A thread that launches no more is no matter. Others may have been lost too, or by the tries. */
-    if ((enough ? is_back : is_last) && pairs_watch_lost() < EVIDENCE) {
-        repair.goes_on = false;
-        return REPAIR_DONE;
-    }
+    repair.silent = thread.launches ? 0 : repair.silent + closed - opened;
     if (!enough && !is_last)
         repair.length *= 2;
-    if (repair.spent < LONGEST_TRACING && now - repair.began < LONGEST_REPAIR)
-        return REPAIR_GOES_ON;
-    repair.goes_on = false;
-    return REPAIR_FAILED;
+    /* Others may have been lost too, or by the tries. */
+    bool is_done = (is_back || repair.silent >= LONGEST_SILENCE) && pairs_watch_lost() < EVIDENCE;
+    repair.goes_on = !is_done && repair.spent < LONGEST_TRACING && now - repair.began < LONGEST_REPAIR;
+    return repair.goes_on;
 }

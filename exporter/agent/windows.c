@@ -46,7 +46,7 @@ static struct {
     uint64_t due, next_flush;
     uint32_t epoch;
 } mark;
-static bool continuous, stepped_down, graph_nodes, ignore_others;
+static bool continuous, stepped_down, with_nodes, with_kernels, has_graphs, ignore_others;
 static uint64_t next_begin, started, period, resume_at, life_nodes, last_queue_p95;
 static uint32_t discards, stale_waits, stale_epoch, ticks_over;
 static uint64_t patience;     /* how long the next window's records are awaited */
@@ -55,6 +55,7 @@ static uint64_t on_since;     /* CLOCK_MONOTONIC; 0: the file's last interval ha
 static uint64_t chance = 1;
 
 uint64_t windows_opening(void) { return window.opening; }
+bool windows_have_kernels(void) { return with_kernels; }
 bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
 
 enum moment windows_moment(uint64_t time)
@@ -103,17 +104,24 @@ enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
 
 static void note(int *error, int result) { *error = *error ? *error : result; }
 
+/* Nodes of graphs are recorded with all kernels. (Records of whole replays instead would be cheap, but CUPTI 13.0 brings
+ * the program down as soon as a graph is replayed that is older than they.) So a program with graphs whose nodes are not
+ * wanted is traced without kernels, once it is known to have some. */
+static bool wants_kernels(void) { return with_nodes || !has_graphs; }
+
 /* The first error, after all were tried. CUPTI is left as we found it. */
 static int disable_all(void)
 {
     int error = CUPTI_OK;
     for (int i = KIND_COUNT; i-- > 0;) {
-        note(&error, cupti_disable(KINDS[i]));
-        if (KINDS[i] == KIND_CONCURRENT_KERNEL)
-            window.calls_to = cupti_now();
+        if (KINDS[i] != KIND_CONCURRENT_KERNEL) {
+            note(&error, cupti_disable(KINDS[i]));
+            continue;
+        }
+        if (with_kernels)
+            note(&error, cupti_disable(KINDS[i]));
+        window.calls_to = cupti_now();
     }
-    if (!graph_nodes)
-        note(&error, cupti_disable(KIND_GRAPH_TRACE));
     if (cupti_can_record_calls()) {
         note(&error, cupti_all_calls());
         note(&error, cupti_disable(KIND_RUNTIME));
@@ -214,7 +222,7 @@ static void note_versions(void)
     file->header.driver_version = cuda_driver_version();
     uint32_t flags = file->header.flags & AGENT_FLAG_NAMES_FULL;
     flags |= cupti_version() && cupti_can_record_calls() ? AGENT_FLAG_LAUNCHES : 0u;
-    flags |= graph_nodes ? AGENT_FLAG_GRAPH_NODES : 0u;
+    flags |= with_nodes ? AGENT_FLAG_GRAPH_NODES : 0u;
     file->header.flags = flags;
     file_end();
 }
@@ -222,7 +230,7 @@ static void note_versions(void)
 static void attach(uint64_t now)
 {
     enum agent_reason reason = cupti_load(options.cuda_home, options.any_version);
-    graph_nodes = options.graph_nodes;
+    with_nodes = options.graph_nodes;
     if (options.node_limit == NEVER && cupti_version() < CUPTI_13_0_1)
         options.node_limit = OLD_NODE_LIMIT;
     note_versions();
@@ -283,12 +291,12 @@ static int enable_all(void)
         error = error ? error : cupti_enable(KIND_DRIVER);
         error = error ? error : cupti_only_known_calls();
     }
-    if (!error && !graph_nodes)
-        error = cupti_enable(KIND_GRAPH_TRACE);
+    with_kernels = wants_kernels();
     for (int i = 0; !error && i < KIND_COUNT; i++) {
         if (KINDS[i] == KIND_CONCURRENT_KERNEL)
             window.calls_from = cupti_now();
-        error = cupti_enable(KINDS[i]);
+        if (KINDS[i] != KIND_CONCURRENT_KERNEL || with_kernels)
+            error = cupti_enable(KINDS[i]);
     }
     return error;
 }
@@ -421,6 +429,7 @@ static bool publish(const struct finished *finished)
         sums.dropped += dropped;
     bool bad = are_times_bad();
     life_nodes += sums.nodes;
+    has_graphs = has_graphs || sums.nodes || sums.graphs;
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
     sums_publish(finished);
@@ -439,7 +448,7 @@ static void learn_patience(uint64_t awaited)
 static void publish_window(void)
 {
     struct finished finished = {.traced_ns = window.closed - mark.last_at, .from = mark.last_time,
-                                .closed = window.end, .has_union = true};
+                                .closed = window.end, .has_union = with_kernels};
     pairs_close();
     double cost = cost_ratio(finished.traced_ns);
     discards = 0;
@@ -477,12 +486,6 @@ static void close_window(uint64_t now)
         tell(AGENT_WAITING);
 }
 
-static void count_discard(void)
-{
-    if (++discards >= DISCARDS_IN_A_ROW)
-        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
-}
-
 static void discard_window(uint64_t now)
 {
     sums_discard();
@@ -491,28 +494,28 @@ static void discard_window(uint64_t now)
     next_begin = now + period;
     bool was_longest = patience >= options.drain_ns;
     patience = least(2 * patience, options.drain_ns);
-    if (was_longest) /* before, it was perhaps only given up too early */
-        count_discard();
+    if (was_longest && ++discards >= DISCARDS_IN_A_ROW) /* before, it was perhaps only given up too early */
+        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
 }
 
-/* The window lacks kernels, and a repair has begun. */
+/* The window lacks kernels, and a repair has begun. Should it fail, the next window may need another: each costs no more
+ * than windows of its length, and no number of them is too many. */
 static void begin_repair(uint64_t now)
 {
     sums_discard();
     note_interval_begin();
     phase = IDLE;
     next_begin = now;
-    count_discard();
 }
 
 static void finish_try(uint64_t now)
 {
-    enum repair result = repair_judge(now, window.opened, window.closed);
+    bool goes_on = repair_judge(now, window.opened, window.closed);
     sums_forget();
     stale_epoch = window.epoch;
     phase = IDLE;
     next_begin = now;
-    if (result == REPAIR_GOES_ON)
+    if (goes_on)
         return;
     note_interval_end();
     if (!continuous) { /* it has cost as much as a window of that length */
@@ -520,8 +523,6 @@ static void finish_try(uint64_t now)
         next_begin = now + (uint64_t)((double)period * windows);
     }
     tell(AGENT_WAITING);
-    if (result == REPAIR_FAILED)
-        count_discard();
 }
 
 /* All its records are here. */
@@ -529,7 +530,7 @@ static void finish_window(uint64_t now)
 {
     if (repair_goes_on())
         finish_try(now);
-    else if (repair_begins(now, false))
+    else if (with_kernels && repair_begins(now, false))
         begin_repair(now);
     else
         publish_window();
@@ -617,9 +618,9 @@ static bool is_too_dear(double cost)
 static void publish_mark(bool complete, uint64_t now)
 {
     struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
-                                .has_union = complete, .continues = true};
+                                .has_union = complete && with_kernels, .continues = true};
     double cost = cost_ratio(finished.traced_ns);
-    bool is_poor = complete && repair_begins(now, true);
+    bool is_poor = complete && with_kernels && repair_begins(now, true);
     bool is_bad = publish(&finished);
     note_schedule(cost, finished.traced_ns, finished.traced_ns);
     mark.last_time = mark.time;
@@ -705,13 +706,15 @@ static uint64_t step_open(uint64_t now)
         give_up(AGENT_REASON_BUFFERS, 0);
         return NEVER;
     }
-    bool is_spent = graph_nodes && life_nodes + sums.nodes >= options.node_limit;
+    bool has_now = has_graphs || sums.nodes || sums.graphs;
+    bool is_spent = with_nodes && life_nodes + sums.nodes >= options.node_limit;
+    bool is_unwanted = with_kernels && !with_nodes && has_now && !repair_goes_on();
     uint64_t length = repair_goes_on() ? repair_length() : window.length;
     bool is_long = (!continuous || repair_goes_on()) && now - window.opened >= length;
-    if (stop_wanted() || is_spent || is_long) {
+    if (stop_wanted() || is_spent || is_unwanted || is_long) {
         close_window(now);
         if (is_spent && phase == DRAINING) {
-            graph_nodes = false; /* from the next window on */
+            with_nodes = false; /* from the next window on */
             note_versions();
         }
         return now;

@@ -103,10 +103,6 @@ RECORDS: Final = {
         {"CBID": "cbid", "START": "start", "END": "end", "THREAD": "threadId", "CORRELATION": "correlationId"}
         | {"RESULT": "returnValue"},
     ),
-    "GRAPH": (
-        "CUpti_ActivityGraphTrace",
-        {"START": "start", "END": "end", "DEVICE": "deviceId", "CONTEXT": "contextId", "STREAM": "streamId"},
-    ),
 }
 """The oldest structure of each kind whose fields we read; a prefix of all later ones."""
 SAME_PREFIX: Final = {"MEMCPY2": {"COPY_KIND", "SOURCE", "DESTINATION", "BYTES", "START", "END", "DEVICE"}}
@@ -114,7 +110,6 @@ NEWEST: Final = {
     "CUpti_ActivityKernel9": "CUpti_ActivityKernel11",
     "CUpti_ActivityMemcpy5": "CUpti_ActivityMemcpy6",
     "CUpti_ActivitySynchronization": "CUpti_ActivitySynchronization2",
-    "CUpti_ActivityGraphTrace": "CUpti_ActivityGraphTrace2",
 }
 CONSTANTS: Final = {
     "CUPTI_MAX_LIMIT_REACHED": "CUPTI_ERROR_MAX_LIMIT_REACHED",
@@ -127,10 +122,7 @@ CONSTANTS: Final = {
     "AGENT_SYNC_CONTEXT": "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_CONTEXT_SYNCHRONIZE",
     **{
         f"KIND_{name}": f"CUPTI_ACTIVITY_KIND_{name}"
-        for name in (
-            *("MEMCPY", "MEMSET", "DRIVER", "RUNTIME", "CONCURRENT_KERNEL", "MEMCPY2", "SYNCHRONIZATION"),
-            "GRAPH_TRACE",
-        )
+        for name in ("MEMCPY", "MEMSET", "DRIVER", "RUNTIME", "CONCURRENT_KERNEL", "MEMCPY2", "SYNCHRONIZATION")
     },
     **{
         f"MEMCPY_{name}": f"CUPTI_ACTIVITY_MEMCPY_KIND_{name}"
@@ -201,7 +193,7 @@ def test_the_mirror_is_nvidia_s(tmp_path: Path, cupti_headers: tuple[str, list[s
     compile_c(program, "-std=c11", f"-I{mirror}", *flags, str(file), str(AGENT_SOURCE / "cupti.c"), "-ldl")
     result = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     assert result == "wrong 0\n"
-    defined = set(re.findall(r"\b((?:KERNEL|MEMCPY2?|MEMSET|SYNC|API|GRAPH)_\w+) = ", (mirror / "cupti.h").read_text()))
+    defined = set(re.findall(r"\b((?:KERNEL|MEMCPY2?|MEMSET|SYNC|API)_\w+) = ", (mirror / "cupti.h").read_text()))
     constants = {name for name in CONSTANTS if name.startswith("MEMCPY_")}
     needs = {f"{kind}_NEEDS" for kind in RECORDS}
     assert defined - constants - needs == names

@@ -110,7 +110,7 @@ def test_no_report_under_pressure(start: Start, sanitized: fake_activity.Program
 
 def test_no_report_with_a_profiler(start: Start, sanitized: fake_activity.Programs) -> None:
     """It takes our callbacks and buffers away."""
-    agent = start(programs=sanitized, RESUME_AFTER_PROFILER_MINUTES="0.002")
+    agent = start(programs=sanitized, RESUME_AFTER_PROFILER_MINUTES="0.02")
     agent.trace()
     agent.do("kernel a count=100 threads=4", "profile", "kernel b count=100 threads=4")
     agent.wait(lambda now: now.header.state == State.PAUSED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fake_activity.agent import Agent, Start
-from fake_activity.agent_file import D2D, D2H, DEVICE, H2D, P2P, PAGEABLE, PINNED, Snapshot, State
+from fake_activity.agent_file import D2D, D2H, DEVICE, H2D, P2P, PAGEABLE, PINNED, Snapshot, State, read
 
 
 def executions(now: Snapshot) -> int:
@@ -242,29 +242,39 @@ def test_nodes_of_graphs_with_wrong_ids(continuous: Agent) -> None:
 
 
 @pytest.mark.parametrize("version", [130001, 130101])
-def test_whole_graphs(start: Start, version: int) -> None:
-    """Without records of nodes a replay is one piece of computing, and counts as untraced."""
+def test_graphs_whose_nodes_are_not_wanted(start: Start, version: int) -> None:
+    """Kernels are traced until there is a graph; then copies and calls alone, and nothing is said of busy or idle."""
     agent = start(MODE="continuous", GRAPH_NODES="0")
     agent.trace(f"version {version}")
-    agent.do("graph g nodes=100 count=20 ns=1000 every_us=500", "entry gpu_hpc_agent_stop")
+    agent.do("kernel a count=6")
+    agent.wait(lambda now: "a" in now.kernels())
+    agent.do("graph g nodes=100 ns=1000")
+    agent.wait(lambda now: now.header.intervals_total == 2 and now.state[0] == 1)
+    before = read(agent.path)
+    agent.do("graph g nodes=100 count=20 ns=1000", "kernel a count=5", "copy h2d memory=pinned bytes=64 count=3")
+    agent.do("entry gpu_hpc_agent_stop")
     now = agent.wait(lambda now: now.state[0] == 2)
-    assert not now.kernels()
-    assert now.device().graph_launches_untraced == 20
-    assert now.device().compute_ns == 20 * 100_000
+    assert now.kernels()["a"].executions == 6
+    assert now.header.node_records == before.header.node_records <= 100
+    assert now.device().graph_launches_untraced - before.device().graph_launches_untraced == 20
+    assert now.device().launch_api_calls - before.device().launch_api_calls == 25
+    assert now.copies(H2D, PINNED).count == 3
+    assert now.device().device_traced_ns == before.device().device_traced_ns
+    assert now.header.records_unmatched == 0
     assert not now.header.flags & 2
 
 
 def test_node_records_have_a_limit(start: Start) -> None:
-    """After so many in a life graphs are recorded whole; other kernels go on."""
+    """After so many in a life no kernel is recorded."""
     agent = start(MODE="continuous", NODE_RECORDS="1000")
     agent.trace()
     agent.do("graph g nodes=100 count=12 match=0")
     now = agent.wait(lambda now: not now.header.flags & 2)
     agent.wait(lambda now: now.header.intervals_total == 2 and now.state[0] == 1)
-    agent.do("graph g nodes=100 count=5 match=0", "kernel a count=6")
-    now = agent.wait(lambda now: "a" in now.kernels())
+    agent.do("graph g nodes=100 count=5 match=0", "kernel a count=6", "copy h2d memory=pinned bytes=64")
+    now = agent.wait(lambda now: now.copies(H2D, PINNED).count == 1)
     assert now.header.node_records == now.kernels()["g"].executions == 1200
-    assert now.kernels()["a"].executions == 6
+    assert "a" not in now.kernels()
 
 
 def test_without_records_of_calls(start: Start) -> None:

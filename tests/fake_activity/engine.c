@@ -311,7 +311,6 @@ size_t record_size(uint32_t kind)
     case MEMSET: return 88;
     case SYNC: return new ? 56 : 40;
     case RUNTIME: case DRIVER: return 40;
-    case GRAPH_TRACE: return new ? 56 : 48;
     default: return 0;
     }
 }

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum { OK = 0, KINDS = 64, API_IDS = 1024, MAX_DEVICES = 32 };
-enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10, MEMCPY2 = 22, SYNC = 38, GRAPH_TRACE = 51 };
+enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10, MEMCPY2 = 22, SYNC = 38 };
 
 typedef void (*Requested)(uint8_t **buffer, size_t *size, size_t *most);
 typedef void (*Completed)(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);

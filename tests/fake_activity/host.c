@@ -163,17 +163,6 @@ static void launch_graph(char **words, const char *name)
     int64_t nodes = number(words, "nodes", 1), ns = number(words, "ns", 1000);
     uint32_t correlation = next_correlation();
     append_call(RUNTIME, 311, t.begin, t.end, correlation, 0, 0);
-    if (kind_on(GRAPH_TRACE)) {
-        uint8_t record[64] = {0};
-        put32(record, 0, GRAPH_TRACE);
-        put32(record, 4, correlation);
-        put64(record, 8, (uint64_t)t.start);
-        put64(record, 16, (uint64_t)(t.start + nodes * ns));
-        put32(record, 32, (uint32_t)number(words, "context", 1));
-        put32(record, 36, (uint32_t)number(words, "stream", 7));
-        append(record, record_size(GRAPH_TRACE), t.start + nodes * ns, 0);
-        return;
-    }
     for (int64_t i = 0; i < nodes; i++) {
         Times node = {.start = t.start + i * ns, .stop = t.start + (i + 1) * ns};
         append_kernel(words, name, node, number(words, "match", 1) ? correlation : 0, (uint64_t)i + 1, 0);
