@@ -2,12 +2,16 @@
 
     python tests/gpu/agent_figures.py counts    # every launch and copied byte; durations against torch.profiler's
     python tests/gpu/agent_figures.py queued    # launch to start against torch.profiler's
-    python tests/gpu/agent_figures.py trace     # a trace of torch.profiler across the agent's windows, in both orders
+    python tests/gpu/agent_figures.py trace     # a trace of torch.profiler across the agent's windows
+    python tests/gpu/agent_figures.py late      # the same where the profiler is first, and the agent comes later
     python tests/gpu/agent_figures.py idle      # time per launch, loaded but off, and without the agent (needs nvcc)
     python tests/gpu/agent_figures.py cost      # rates of four workloads inside and outside the agent's windows
-    python tests/gpu/agent_figures.py periods   # the same over whole periods of the default settings
+    python tests/gpu/agent_figures.py periods   # the same over whole periods, at the default duty
+    python tests/gpu/agent_figures.py lasting   # rates before the agent comes, and after its last window
     python tests/gpu/agent_figures.py graphs    # graphs before, in and between windows; 30 M nodes (needs nvcc)
-    python tests/gpu/agent_figures.py ends      # exits, kills and forks while tracing (needs nvcc)
+    python tests/gpu/agent_figures.py replays   # rates of graphs before and after windows (needs nvcc)
+    python tests/gpu/agent_figures.py ends      # exits and kills while tracing (needs nvcc)
+    python tests/gpu/agent_figures.py forks     # forked workers of a loader while tracing
     python tests/gpu/agent_figures.py endless   # a kernel that outlasts several windows
     python tests/gpu/agent_figures.py cupti --cupti PATH  # another libcupti (needs nvcc)
     python tests/gpu/agent_figures.py overlap   # all-reduces beside compute and alone (needs two GPUs)
@@ -81,6 +85,10 @@ class Bench:
         """The agent's variables, without those that load it."""
         named = {f"GPU_HPC_AGENT_{name.upper()}": value for name, value in settings.items()}
         return {"GPU_HPC_AGENT_DIRECTORY": str(self.files), **named}
+
+    def late(self, **settings: str) -> dict[str, str]:
+        """Of a process that loads the agent itself, when it wants to."""
+        return {**os.environ, "LATE_AGENT": str(self.library), **self.settings(**settings)}
 
     def program(self, name: str) -> str:
         """Compiles a CUDA program of this directory; it finds PyTorch's libcupti, as it has none of its own."""
@@ -165,15 +173,18 @@ def queued(bench: Bench, _: float) -> None:
 
 def trace(bench: Bench, seconds: float) -> None:
     """torch.profiler's trace has every kernel, without the agent and with it, whoever begins."""
-    settings = {"period_seconds": "3", "budget": "1"}
-    late = {**os.environ, "LATE_AGENT": str(bench.library), **bench.settings(**settings)}
-    for label, environment, options in (
-        ("without", None, []),
-        ("with the agent, 1 s in 3 s", bench.environment(**settings), []),
-        ("the profiler first, then the agent", late, ["--first"]),
-    ):
-        told, _ = bench.load("trace", "--seconds", str(seconds or 30), *options, environment=environment)
+    for label, environment in (("without", None), ("with the agent, 1 s in 3 s", bench.environment(**THIRD))):
+        told, _ = bench.load("trace", "--seconds", str(seconds or 30), environment=environment)
         say(f"{label}: {told['traced']} of {told['launched']} kernels in the trace; agent then: {told['agent']}")
+
+
+THIRD = {"period_seconds": "3", "budget": "1"}
+
+
+def late(bench: Bench, seconds: float) -> None:
+    """The same where the profiler is at work already when the agent comes."""
+    told, _ = bench.load("trace", "--seconds", str(seconds or 30), "--first", environment=bench.late(**THIRD))
+    say(f"the profiler first: {told['traced']} of {told['launched']} kernels in the trace; agent then: {told['agent']}")
 
 
 def idle(bench: Bench, _: float) -> None:
@@ -232,10 +243,12 @@ def cost(bench: Bench, seconds: float) -> None:
 
 
 def periods(bench: Bench, seconds: float) -> None:
-    """How much slower each workload is over whole periods of the default settings than between the windows."""
+    """How much slower each workload is over whole periods, a quarter as long as the default, than between windows."""
     say("| workload | periods | their seconds | slower by | 95 % interval | agent's estimate |\n" + "|---" * 6 + "|")
     for kind in bench.kinds:
-        told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(seconds or 85), environment=bench.environment())
+        quarter = bench.environment(window_seconds="0.25", period_seconds="2.5")
+        length = seconds or PERIODS_SECONDS[kind]
+        told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(length), environment=quarter)
         chunks, intervals = told["chunks"], told["intervals"]
         begins = [begin for begin, _ in intervals]
         found = []
@@ -252,6 +265,22 @@ def periods(bench: Bench, seconds: float) -> None:
             f"| {kind} | {len(found)} | {length:.0f} | {statistics.mean(found):.4f} | {low:.4f} to {high:.4f} "
             f"| {told['agent']['overhead_ratio']:.4f} |"
         )
+
+
+PERIODS_SECONDS = {"tiny": 105, "eager_step": 45, "graph": 75, "layer": 25}
+"""Seven periods of each, as long as the agent's schedule makes them."""
+
+
+def lasting(bench: Bench, seconds: float) -> None:
+    """Time per step after the agent's last window, over that before the agent was loaded."""
+    say("| workload | without the agent | after its windows | windows |\n" + "|---" * 4 + "|")
+    for kind in bench.kinds:
+        found = []
+        for environment in (None, bench.late(period_seconds="1", window_seconds="0.5", budget="100")):
+            options = ["--kind", kind, "--seconds", str(seconds or 5)]
+            found.append(bench.load("lasting", *options, environment=environment)[0])
+        plain, told = found
+        say(f"| {kind} | {plain['ratio']:.4f} | {told['ratio']:.4f} | {told['windows']} |")
 
 
 def slowdowns(chunks: list[tuple[int, int, int]], intervals: list[tuple[int, int]]) -> list[float]:
@@ -278,9 +307,7 @@ class Graphs:
     def __init__(self, bench: Bench, environment: Mapping[str, str] | None) -> None:
         bench.clear()
         self._bench = bench
-        self._process = subprocess.Popen(
-            [str(bench.directory / "graphs")], env=environment, stdin=PIPE, stdout=PIPE, text=True
-        )
+        self._process = subprocess.Popen([bench.program("graphs")], env=environment, stdin=PIPE, stdout=PIPE, text=True)
         self.replayed: dict[bool, int] = {True: 0, False: 0}
         """Nodes by whether the agent traced."""
         self._tracing = False
@@ -329,14 +356,12 @@ NODES = 500
 
 def graphs(bench: Bench, seconds: float) -> None:
     """Graphs in two contexts, captured before, in and between windows; then 30 M nodes; rates before and after."""
-    bench.program("graphs")
     plain = Graphs(bench, None)
     growth = memory_of_graphs(plain)
     say(f"GPU memory of the same graphs without the agent: {growth:+.0f} MiB; exit status {plain.end()}")
     work = Graphs(bench, bench.environment(mode="continuous", budget="100"))
     early = captured(work)
     agent_file.wait_for(bench.file(), lambda s: s.state[0] == agent_file.State.PAUSED, 60)
-    before = [work.replay(early[i % 2], NODES, 0.4) for i in range(20)]
     memory = int(work.ask("memory"))
     all_graphs = list(early)
     for number in range(4):
@@ -357,22 +382,41 @@ def graphs(bench: Bench, seconds: float) -> None:
             work.replay(graph, NODES, seconds or 1)
         work.trace(on=False)
         told_of(work, "soak", memory)
-    after = []
-    for number in range(20):
-        work.trace(on=True)
-        work.replay(early[number % 2], NODES, 0.2)
-        work.trace(on=False)
-        after.append(work.replay(early[number % 2], NODES, 0.4))
-    ratios = [b / a for a, b in zip(before, after, strict=True)]
-    low, high = interval(ratios)
-    say(f"replay rate right after windows, of that before: {statistics.mean(ratios):.4f} ({low:.4f} to {high:.4f})")
     say(f"exit status {work.end()}")
+
+
+def replays(bench: Bench, seconds: float) -> None:
+    """Rates before the first window and right after others, by the length of the nodes; then nodes are not wanted."""
+    for clocks in (0, *NODE_CLOCKS):
+        for way in ("without", "with"):
+            work = Graphs(bench, bench.environment(mode="continuous", budget="100") if way == "with" else None)
+            early = captured(work, clocks)
+            if way == "with":
+                agent_file.wait_for(bench.file(), lambda s: s.state[0] == agent_file.State.PAUSED, 60)
+            before = [work.replay(early[i % 2], NODES, seconds or 0.4) for i in range(10)]
+            after = []
+            for number in range(10):
+                if way == "with":
+                    work.trace(on=True)
+                    work.replay(early[number % 2], NODES, 0.2)
+                    work.trace(on=False)
+                after.append(work.replay(early[number % 2], NODES, seconds or 0.4))
+            ratios = [b / a for a, b in zip(before, after, strict=True)]
+            low, high = interval(ratios)
+            say(
+                f"nodes of {1e6 / statistics.mean(before):.2f} us, {way} windows: rate after, of that before: "
+                f"{statistics.mean(ratios):.4f} ({low:.4f} to {high:.4f}); exit status {work.end()}"
+            )
     without_nodes(bench)
 
 
-def captured(work: Graphs) -> list[int]:
+NODE_CLOCKS = (4000,)
+"""2 us."""
+
+
+def captured(work: Graphs, clocks: int = 0) -> list[int]:
     """A graph in each context, which has run."""
-    made = [int(work.ask(f"graph {context} {NODES}")) for context in (0, 1)]
+    made = [int(work.ask(f"graph {context} {NODES} {clocks}")) for context in (0, 1)]
     for graph in made:
         work.replay(graph, NODES, 0.2)
     return made
@@ -388,18 +432,17 @@ def memory_of_graphs(work: Graphs) -> float:
 
 
 def without_nodes(bench: Bench) -> None:
-    """Replays where nodes are not recorded."""
+    """Replays where nodes are not wanted: the window that shows the first graph ends, later ones have no kernels."""
     work = Graphs(bench, bench.environment(mode="continuous", budget="100", graph_nodes="0"))
     graph = captured(work)[0]
     agent_file.wait_for(bench.file(), lambda s: s.state[0] == agent_file.State.PAUSED, 60)
     work.trace(on=True)
-    work.replay(graph, NODES, 1)
+    work.replay(graph, NODES, 2)
     work.trace(on=False)
-    device = work.snapshot().device()
+    header, device = work.snapshot().header, work.snapshot().device()
     say(
-        f"without records of nodes: {device.graph_launches_untraced} untraced of {work.replayed[True] // NODES} "
-        f"replays, {device.graph_launches_traced} traced, {device.busy_ns / max(1, device.device_traced_ns):.3f} busy; "
-        f"exit status {work.end()}"
+        f"nodes not wanted: {header.node_records} records of nodes, {device.graph_launches_untraced} replays untraced, "
+        f"{device.graph_launches_traced} traced, of {work.replayed[True] // NODES}; exit status {work.end()}"
     )
 
 
@@ -421,7 +464,7 @@ def told_of(work: Graphs, label: str, memory: int) -> None:
 
 
 def ends(bench: Bench, _: float) -> None:
-    """A program ends 20 times while it is traced, is killed 20 times, and forks."""
+    """A program ends 20 times while it is traced, and is killed 20 times."""
     program = bench.program("launches")
     environment = bench.environment(mode="continuous", budget="100")
     codes: list[int] = []
@@ -450,8 +493,13 @@ def ends(bench: Bench, _: float) -> None:
         process.wait()
         killed += snapshot.header.records_kept > 0
     say(f"kills: {killed} of 20 left a file with records")
-    told, _none = bench.load("workers", environment=bench.environment(mode="continuous", budget="1"))
-    plain, _none = bench.load("workers")
+
+
+def forks(bench: Bench, seconds: float) -> None:
+    """Workers of a loader, which are forked while the agent traces."""
+    options = ["--seconds", str(seconds or 20)]
+    told, _none = bench.load("workers", *options, environment=bench.environment(mode="continuous", budget="1"))
+    plain, _none = bench.load("workers", *options)
     say(f"forks: {told['batches']} batches of forked loaders, {plain['batches']} without; {told['files']} agent's file")
 
 
@@ -514,7 +562,10 @@ def overlap(bench: Bench, seconds: float) -> None:
 
 FIGURES = {
     figure.__name__: figure
-    for figure in (counts, queued, trace, idle, cost, periods, graphs, ends, endless, cupti, overlap)
+    for figure in (
+        *(counts, queued, trace, late, idle, cost, periods, lasting, graphs, replays, ends, forks),
+        *(endless, cupti, overlap),
+    )
 }
 
 

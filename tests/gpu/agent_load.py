@@ -111,7 +111,7 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
     x = torch.randn(1 << 22, device="cuda")
     x.mul_(1.0)
     torch.cuda.synchronize()
-    agent = ctypes.CDLL(os.environ["LATE_AGENT"]) if args.first and "LATE_AGENT" in os.environ else None
+    agent = late_agent() if args.first else None
     wait_until_tracing()
     launched = 0
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -131,6 +131,11 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
         paused = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.PAUSED, 60)
         state = [str(s) for s in paused.state]
     return {"launched": launched, "traced": traced, "agent": state}
+
+
+def late_agent() -> ctypes.CDLL | None:
+    """The agent that is to be loaded now, if any."""
+    return ctypes.CDLL(os.environ["LATE_AGENT"]) if "LATE_AGENT" in os.environ else None
 
 
 def queued(args: argparse.Namespace) -> dict[str, Any]:
@@ -365,6 +370,35 @@ def blocks(args: argparse.Namespace) -> dict[str, Any]:
     return {"chunks": chunks, "intervals": intervals, "agent": header}
 
 
+def lasting(args: argparse.Namespace) -> dict[str, Any]:
+    """Steps before the agent comes, beside it for the half of the time, and after it was stopped."""
+    step = KINDS[args.kind]()
+
+    def seconds_a_step(length: float) -> float:
+        begin, count = time.monotonic(), 0
+        while time.monotonic() - begin < length:
+            for _ in range(20):
+                step()
+            torch.cuda.synchronize()
+            count += 20
+        return (time.monotonic() - begin) / count
+
+    seconds_a_step(2)
+    before = seconds_a_step(args.seconds)
+    agent = late_agent()
+    if agent is not None:
+        agent.gpu_hpc_agent_start()
+    seconds_a_step(args.seconds)
+    path = own_file()
+    if agent is not None and path is not None:
+        agent.gpu_hpc_agent_stop()
+        agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.PAUSED, 60)
+    seconds_a_step(1)
+    after = seconds_a_step(args.seconds)
+    windows = agent_file.read(path).header.windows_published if path is not None else 0
+    return {"ratio": after / before, "windows": windows}
+
+
 def header_of(path: Path) -> dict[str, Any]:
     snapshot = agent_file.read(path)
     names = [
@@ -386,7 +420,7 @@ def main() -> None:
 
 
 WHAT: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    **{work.__name__: work for work in (counts, blocks, trace, queued, reduce, workers, endless)},
+    **{work.__name__: work for work in (counts, blocks, lasting, trace, queued, reduce, workers, endless)},
     "profile": profiled,
 }
 

@@ -2,10 +2,10 @@
 //
 //     nvcc -O2 -o graphs tests/gpu/graphs.cu -lcuda
 //
-//     graph CONTEXT NODES    captures a chain of empty kernels in context 0 or 1; answers its number
-//     replay GRAPH COUNT     answers the seconds that they took
-//     memory                 answers the bytes in use on the GPU
-//     start, stop            tell the kernel agent, which is loaded into the program; answer what it answers
+//     graph CONTEXT NODES CLOCKS   captures a chain of kernels that each spin so long, in context 0 or 1; answers its number
+//     replay GRAPH COUNT           answers the seconds that they took
+//     memory                       answers the bytes in use on the GPU
+//     start, stop                  tell the kernel agent, which is loaded into the program; answer what it answers
 //
 // The agent is told to stop before there is a context: what is captured first was captured before any tracing.
 #include <chrono>
@@ -16,7 +16,11 @@
 #include <dlfcn.h>
 #include <vector>
 
-__global__ void node() {}
+__global__ void node(long clocks)
+{
+    for (long long begin = clocks ? clock64() : 0; clocks && clock64() - begin < clocks;)
+        ;
+}
 
 struct Graph {
     int context;
@@ -42,7 +46,7 @@ static int tell_agent(const char *function)
     return symbol ? reinterpret_cast<int (*)()>(symbol)() : -1;
 }
 
-static Graph capture(int context, int nodes)
+static Graph capture(int context, int nodes, long clocks)
 {
     check(cuCtxSetCurrent(contexts[context]), "cuCtxSetCurrent");
     Graph made{context, nullptr, nullptr};
@@ -50,7 +54,7 @@ static Graph capture(int context, int nodes)
     check(cudaStreamCreate(&made.stream), "cudaStreamCreate");
     check(cudaStreamBeginCapture(made.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     for (int i = 0; i < nodes; i++)
-        node<<<1, 32, 0, made.stream>>>();
+        node<<<1, 32, 0, made.stream>>>(clocks);
     check(cudaStreamEndCapture(made.stream, &graph), "cudaStreamEndCapture");
     check(cudaGraphInstantiate(&made.executable, graph, 0), "cudaGraphInstantiate");
     check(cudaGraphDestroy(graph), "cudaGraphDestroy");
@@ -78,7 +82,7 @@ int main()
 {
     char command[16];
     int first;
-    long second;
+    long second, third;
     std::vector<Graph> graphs;
     CUdevice device;
     check(cuInit(0), "cuInit");
@@ -91,8 +95,8 @@ int main()
     check(cuCtxCreate(&contexts[1], 0, device), "cuCtxCreate");
 #endif
     while (scanf("%15s", command) == 1) {
-        if (!strcmp(command, "graph") && scanf("%d %ld", &first, &second) == 2) {
-            graphs.push_back(capture(first, static_cast<int>(second)));
+        if (!strcmp(command, "graph") && scanf("%d %ld %ld", &first, &second, &third) == 3) {
+            graphs.push_back(capture(first, static_cast<int>(second), third));
             printf("%zu\n", graphs.size() - 1);
         } else if (!strcmp(command, "replay") && scanf("%d %ld", &first, &second) == 2) {
             printf("%.9f\n", replay(graphs.at(first), second));
