@@ -56,6 +56,33 @@ def test_a04_a_gpu_vanishes_from_the_count(start: Start) -> None:
     assert later.one("gpu_hpc_sm_active_ratio", uuid=uuid_of(1)) == pytest.approx(0.25, abs=1e-6)
 
 
+EIGHT = "".join(f"device {index} sm 0.5\n" for index in range(8))
+
+
+def test_c05_one_thread_at_a_time_where_the_driver_stands_no_two(start: Start) -> None:
+    """C05: samples of eight GPUs are due on the same beat, and never taken at once; none is lost for it."""
+    machine = start(EIGHT + "fault nvmlGpm* latency 0.002\nfault nvmlDeviceGetFieldValues latency 0.002\n")
+    machine.wait_until_observed(3.0, *range(8))
+    stats = machine.scenario.stats()
+    assert stats.gpm_together == stats.fields_together == 0
+    assert stats.gpm_max_inside == dict.fromkeys(range(8), 1)
+
+
+def test_c05_a_gpu_that_hangs_keeps_the_turn_from_nobody(start: Start) -> None:
+    """C05, A12: the others' samples wait a second for the one that does not come back, and then no longer."""
+    machine = start(EIGHT)
+    machine.wait_until_observed(1.0, *range(8))
+    machine.scenario.rewrite(EIGHT + "fault nvmlGpmSampleGet device 3 hang\n")
+    hung = {"uuid": uuid_of(3), "call": "GPM sample"}
+    machine.exporter.wait_for(lambda s: s.get("gpu_hpc_driver_call_hung_seconds", **hung) is not None, timeout=25)
+    before = machine.exporter.scrape()
+    others = [uuid_of(index) for index in range(8) if index != 3]
+    after = machine.exporter.wait_for(lambda s: all(observed(s, u) > observed(before, u) + 1 for u in others))
+    assert all(state(after, "gpm", uuid) == "active" for uuid in others)
+    stats = machine.scenario.stats()
+    assert (stats.hangs, stats.gpm_together) == (1, 0)
+
+
 def test_mig_instances_are_taken_up_and_given_up(start: Start) -> None:
     """A GPU that is partitioned while we run shows its instances; what was an instance once is not a lost GPU."""
     machine = start("device 0 sm 0.5")

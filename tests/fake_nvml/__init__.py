@@ -74,6 +74,8 @@ class Stats:
     hangs: int  # calls that entered a `hang` fault
     max_inside: Mapping[int, int]  # device: most threads at once in its calls
     gpm_max_inside: Mapping[int, int]  # device: most threads at once in its GPM calls
+    gpm_together: int  # GPM calls while another thread was in one, of whichever device, and did not hang
+    fields_together: int  # the same of nvmlDeviceGetFieldValues
 
 
 class Scenario(ScenarioFile):
@@ -114,4 +116,6 @@ class Scenario(ScenarioFile):
             hangs=total("hangs"),
             max_inside=peaks("max_inside"),
             gpm_max_inside=peaks("gpm_max_inside"),
+            gpm_together=total("gpm_together"),
+            fields_together=total("fields_together"),
         )

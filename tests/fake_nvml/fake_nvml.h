@@ -154,7 +154,8 @@ typedef enum {
 
 /* What the Python side reads next to the call counts. PEAK: a maximum, not a sum. */
 typedef enum { STAT_reloads, STAT_scenario_errors, STAT_freed_sample_uses, STAT_stale_handles,
-               STAT_live_samples, STAT_hangs, STAT_max_inside, STAT_gpm_max_inside, STATS } Stat;
+               STAT_live_samples, STAT_hangs, STAT_max_inside, STAT_gpm_max_inside,
+               STAT_gpm_together, STAT_fields_together, STATS } Stat;
 
 typedef struct { unsigned generation; int device, gi, ci; } Handle;
 typedef struct { Function fn; const Scenario *scenario; const Entity *entity; double t; int entered; } Call;

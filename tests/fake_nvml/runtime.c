@@ -55,7 +55,8 @@ static void sleep_ns(int64_t ns)
 typedef struct { char name[56]; _Atomic int64_t total, device[MAX_DEVICES]; } Record;
 static const char *const STAT_NAMES[STATS] = {
     "@reloads",      "@scenario_errors", "@freed_sample_uses", "@stale_handles",
-    "@live_samples", "@hangs",           "@max_inside",        "@gpm_max_inside"};
+    "@live_samples", "@hangs",           "@max_inside",        "@gpm_max_inside",
+    "@gpm_together", "@fields_together"};
 enum { RECORDS = (int)FUNCTIONS + (int)STATS };
 static Record own_records[RECORDS];
 static Record *records = own_records;
@@ -228,9 +229,30 @@ static bool still_hangs(const Fault *fault)
     return false;
 }
 
-/* As in the driver's uninterruptible sleep: no signal ends it; only the scenario does. */
-static void hang(const Fault *fault, int device)
+/* Threads in functions that the real library does not survive from two, whatever their devices. */
+static _Atomic int gpm_anywhere, fields_anywhere;
+
+static void come(Function fn)
 {
+    if (FUNCTION[fn].flags & GPM && atomic_fetch_add(&gpm_anywhere, 1) > 0)
+        stat_add(STAT_gpm_together, -1, 1);
+    if (fn == FN_nvmlDeviceGetFieldValues && atomic_fetch_add(&fields_anywhere, 1) > 0)
+        stat_add(STAT_fields_together, -1, 1);
+}
+
+static void go(Function fn)
+{
+    if (FUNCTION[fn].flags & GPM)
+        atomic_fetch_sub(&gpm_anywhere, 1);
+    if (fn == FN_nvmlDeviceGetFieldValues)
+        atomic_fetch_sub(&fields_anywhere, 1);
+}
+
+/* As in the driver's uninterruptible sleep: no signal ends it; only the scenario does. A thread that hangs here is not
+ * in the library's own code. */
+static void hang(const Fault *fault, int device, Function fn)
+{
+    go(fn);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -238,6 +260,7 @@ static void hang(const Fault *fault, int device)
     while (still_hangs(fault))
         sleep_ns(20000000);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    come(fn);
 }
 
 static bool due(const Fault *f, const Call *c)
@@ -257,7 +280,7 @@ static int apply_faults(const Call *c)
             continue;
         switch (f->action) {
         case ACT_LATENCY: sleep_ns((int64_t)(f->latency * 1e9)); break;
-        case ACT_HANG: hang(f, c->entity ? c->entity->device : -1); break;
+        case ACT_HANG: hang(f, c->entity ? c->entity->device : -1, c->fn); break;
         case ACT_CRASH: abort();
         default: return f->code; /* the first due code wins; 0 exempts from later lines */
         }
@@ -290,6 +313,7 @@ int call_enter(Call *c, const Entity *entity)
         stat_peak(STAT_max_inside, d, atomic_fetch_add(&inside[d], 1) + 1);
         if (FUNCTION[c->fn].flags & GPM)
             stat_peak(STAT_gpm_max_inside, d, atomic_fetch_add(&gpm_inside[d], 1) + 1);
+        come(c->fn);
     }
     int rc = apply_faults(c);
     if (rc == OK && entity && entity->gi >= 0 && !(FUNCTION[c->fn].flags & MIG))
@@ -327,6 +351,7 @@ int call_close(Call *c, int ret)
         atomic_fetch_sub(&inside[c->entered], 1);
         if (FUNCTION[c->fn].flags & GPM)
             atomic_fetch_sub(&gpm_inside[c->entered], 1);
+        go(c->fn);
     }
     return ret;
 }

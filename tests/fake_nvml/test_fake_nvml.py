@@ -550,6 +550,7 @@ def test_threads_inside_one_device_are_counted(make: Make) -> None:
         """,
     )
     assert scenario.stats().gpm_max_inside == {0: 3, 1: 1}
+    assert scenario.stats().gpm_together == 3
 
 
 def test_old_architecture_has_no_gpm(make: Make) -> None:

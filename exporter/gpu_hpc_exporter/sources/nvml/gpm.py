@@ -19,6 +19,7 @@ import pynvml
 
 from gpu_hpc_exporter.model import NS, Gpu, Quantity, ReadingRejected, Window, WindowsRejected
 from gpu_hpc_exporter.sources.nvml.library import DriverCallError, Handle, driver_errors
+from gpu_hpc_exporter.sources.nvml.turns import GPM
 from gpu_hpc_exporter.sources.values import ROUNDING, problem_of
 
 FLOOR_NS: Final = 100_000_000
@@ -97,7 +98,7 @@ class GpmStream:
         self._request, self._plan = _build_request(gpu)
         start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
         self._answers = memoryview(self._request).cast("B")[start : start + len(self._plan) * _ANSWER.size]
-        with driver_errors():
+        with driver_errors(), GPM.alone():
             if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
             # The end of the last window, and what comes before the next `windows`.
@@ -108,7 +109,8 @@ class GpmStream:
         """Free the samples; the stream must not be used after."""
         for sample in (*self._free, *(sample for _, sample in self._taken)):
             try:
-                pynvml.nvmlGpmSampleFree(sample)
+                with GPM.alone():
+                    pynvml.nvmlGpmSampleFree(sample)
             except pynvml.NVMLError:
                 continue  # the library was closed under us and has freed them
         self._free.clear()
@@ -120,13 +122,11 @@ class GpmStream:
         Raises DriverCallError where the driver fails: the window then lasts until the next sample.
         """
         sample = self._free[-1]
-        try:
+        with driver_errors(), GPM.alone():
             if self._instance is None:
                 pynvml.nvmlGpmSampleGet(self._handle, sample)
             else:
                 pynvml.nvmlGpmMigSampleGet(self._handle, self._instance, sample)
-        except pynvml.NVMLError as error:
-            raise DriverCallError(error) from error
         self._taken.append((time.monotonic_ns(), self._free.pop()))
         return not self._free
 
@@ -140,7 +140,8 @@ class GpmStream:
             duration_ns = end_ns - begin_ns
             self._request.sample1, self._request.sample2 = before, after
             try:
-                pynvml.nvmlGpmMetricsGet(self._request)
+                with GPM.alone():
+                    pynvml.nvmlGpmMetricsGet(self._request)
             except pynvml.NVMLError as error:
                 self._retire(0)
                 raise DriverCallError(error) from error

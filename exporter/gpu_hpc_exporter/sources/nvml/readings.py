@@ -16,6 +16,7 @@ import pynvml
 
 from gpu_hpc_exporter.model import NS, Reading
 from gpu_hpc_exporter.sources.nvml.library import FATAL, DriverCallError, Handle
+from gpu_hpc_exporter.sources.nvml.turns import FIELDS
 from gpu_hpc_exporter.sources.values import Problem, problem_of_reading
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,8 @@ def _checked(values: Values, problems: list[tuple[Reading, Problem]]) -> Values:
 
 def field_value(handle: Handle, field: int, scope: int = 0) -> float:
     """One field value as a number; raises NVMLError with the field's own return code."""
-    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])
+    with FIELDS.alone():
+        (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])
     if answer.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(answer.nvmlReturn)
     kinds = {
@@ -338,7 +340,7 @@ def _row_remap(handle: Handle) -> Values:
 def _recovery_action(handle: Handle) -> Values:
     action = field_value(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
     if action not in RECOVERY_ACTIONS:
-        log.warning("the driver asks for recovery action %d, which this version does not know", action)
+        log.warning("the driver asks for recovery action %g, which this version does not know", action)
         return {}
     return {"recovery_action": action}
 
