@@ -4,6 +4,10 @@ FROM python:3.13.14-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY exporter exporter
+# Rules, dashboards and manifests of this version, for who has the image alone: /opt/gpu-hpc-exporter/share.
+COPY alert-rules alert-rules
+COPY dashboards dashboards
+COPY deploy deploy
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/gpu-hpc-exporter \
     && python -m pip --python /opt/gpu-hpc-exporter install --no-cache-dir "$(echo /wheels/*.whl)[cupti,kubernetes]" \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import logging
 import math
@@ -11,11 +12,12 @@ import os
 import resource
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpu_hpc_exporter import __version__, control
 from gpu_hpc_exporter.access import Access
@@ -36,6 +38,7 @@ from gpu_hpc_exporter.exporter import Exporter, HardwareSource, ReplaySource, So
 from gpu_hpc_exporter.identify import add_identify, run_identify
 from gpu_hpc_exporter.launch import add_run, run_program
 from gpu_hpc_exporter.logs import configure_logging
+from gpu_hpc_exporter.samplers.gpu_owner import Pace
 from gpu_hpc_exporter.samplers.job_parts import JobParts
 from gpu_hpc_exporter.samplers.kernels import KernelSampler
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
@@ -52,12 +55,15 @@ _MARKS_POLL_S = 0.5
 _JOIN_S = 0.3
 _MAX_SPEED = 1000
 _SWITCH_INTERVAL_S = 0.0005
+_HELP_WIDTH: Final = 78
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `gpu-hpc-exporter`; the exit status is 2 for anything the user has to change."""
-    flags = _parser().parse_args(arguments)
+    flags = build_parser().parse_args(arguments)
     configure_logging(flags.log_level, flags.log_format)
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a library of the driver that crashes: the log says in which call
     try:
         if flags.command == "doctor":
             return run_doctor(flags)
@@ -139,7 +145,7 @@ def record(flags: argparse.Namespace) -> int:
         jobs = JobParts(kernels, config.jobs, flags.path_procfs)
         kernels.use_owners(lambda: jobs.processes)
         pm = PmSampler(jobs.sampler, config.pm_sampling, interval_ns)
-        nvml = NvmlSampler(pm, interval_ns, flags.path_driver_root, CallWatches(), pm.has_finer_windows)
+        nvml = NvmlSampler(pm, Pace(interval_ns, pm.has_finer_windows), flags.path_driver_root, CallWatches())
         # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         kernels.start()
@@ -192,43 +198,67 @@ def _source(flags: argparse.Namespace) -> Source:
     return HardwareSource(flags.path_driver_root, flags.path_kmsg, flags.path_procfs)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Examples stay as they are written, and paths are not broken at their hyphens, so that they can be copied."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class _Parser(argparse.ArgumentParser):
+    """The command and its subcommands: flags are written out, since an abbreviation may mean another one tomorrow."""
+
+    def __init__(self, *, description: str = "", **options: Any) -> None:
+        text = "\n".join(textwrap.fill(line, _HELP_WIDTH, break_on_hyphens=False) for line in description.split("\n"))
+        super().__init__(description=text, formatter_class=_HelpFormatter, allow_abbrev=False, **options)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every flag and command."""
+    parser = _Parser(
         prog="gpu-hpc-exporter",
-        allow_abbrev=False,
-        description="Finds out why a GPU is slow: hardware counters as Prometheus series, labelled with the cause.",
+        description="Finds out why a GPU is slow: hardware counters as Prometheus series, labelled with the cause.\n"
+        "Without a command it samples this machine's GPUs and serves them; stops at SIGTERM or SIGINT, reads its "
+        "configuration again at SIGHUP.",
+        epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"gpu-hpc-exporter {__version__}")
-    _add_serving(parser)
-    _add_source(parser)
-    _add_log(parser)
+    _add_config_file(parser, default=None)
+    _add_serving(parser.add_argument_group("serving"))
+    _add_source(parser.add_argument_group("what is read"))
+    _add_log(parser.add_argument_group("the log, on standard error"))
     _add_commands(parser)
     return parser
 
 
-def _add_serving(parser: argparse.ArgumentParser) -> None:
+def _add_config_file(parser: argparse.ArgumentParser, default: str | None) -> None:
     parser.add_argument(
         "--config.file",
         dest="config_file",
         type=Path,
+        default=default,
         metavar="FILE",
-        help=f"YAML configuration (default: {DEFAULT_FILE})",
+        help=f"YAML configuration (default: {DEFAULT_FILE}, if it exists)",
     )
-    parser.add_argument(
+
+
+def _add_serving(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--web.listen-address",
         dest="web_listen_address",
         action="append",
         metavar="HOST:PORT",
-        help=f"address to serve on, repeatable (default: :{DEFAULT_PORT})",
+        help=f"address to serve on, repeatable (default: :{DEFAULT_PORT}, which is every address of this machine)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--web.config.file",
         dest="web_config_file",
         type=Path,
         metavar="FILE",
-        help="TLS, client certificates and users, in the format of Prometheus's exporter-toolkit (default: none)",
+        help="TLS, client certificates and users, in the format of Prometheus's exporter-toolkit (default: plain HTTP "
+        "for everybody)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--web.telemetry-path",
         dest="web_telemetry_path",
         default="/metrics",
@@ -237,8 +267,8 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_source(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--path.driver-root",
         dest="path_driver_root",
         type=Path,
@@ -246,7 +276,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"where to look for the driver's library if the loader lacks it (default: {DEFAULT_DRIVER_ROOT})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--path.procfs",
         dest="path_procfs",
         type=Path,
@@ -254,67 +284,94 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the host's /proc, where processes and their cgroups are looked up (default: {PROC})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--path.kmsg",
         dest="path_kmsg",
         type=Path,
         default=KMSG,
         metavar="FILE",
-        help=f"kernel log to read Xids from (default: {KMSG})",
+        help=f"the kernel log, for Xids that the driver's library does not tell (default: {KMSG})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--source",
         choices=("hardware", "replay"),
         default="hardware",
-        help="this machine's GPUs, or a recording (default: hardware)",
+        help="this machine's GPUs, or a recording, which needs no GPU (default: hardware)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--replay.file",
         dest="replay_file",
         type=Path,
         metavar="FILE",
-        help="recording to play (default: the one that comes with the exporter)",
+        help="recording to play, as `record` writes them (default: that of an H200 which comes with the exporter)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--replay.speed",
         dest="replay_speed",
         type=_speed,
         metavar="N",
-        help="play N times as fast (default: 1)",
+        help=f"play N times as fast, up to {_MAX_SPEED} (default: 1)",
     )
 
 
-def _add_log(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_log(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--log.level",
         dest="log_level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="(default: info)",
+        help="least important lines to write (default: info)",
     )
-    parser.add_argument(
-        "--log.format", dest="log_format", choices=("logfmt", "json"), default="logfmt", help="(default: logfmt)"
+    group.add_argument(
+        "--log.format",
+        dest="log_format",
+        choices=("logfmt", "json"),
+        default="logfmt",
+        help="form of a line (default: logfmt)",
     )
 
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (none: sample and serve)")
-    add_doctor(commands)
-    add_identify(commands)
-    add_run(commands)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands (COMMAND --help tells more)")
+    # Every command that reads the configuration takes the flag behind its name too.
+    configured = argparse.ArgumentParser(add_help=False)
+    _add_config_file(configured, default=argparse.SUPPRESS)
+    add_doctor(commands, configured)
+    add_identify(commands, configured)
+    add_run(commands, configured)
+    _add_record(commands, configured)
+    _add_controls(commands)
+
+
+def _add_record(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], configured: argparse.ArgumentParser
+) -> None:
     recorder = commands.add_parser(
-        "record", help="record this machine's GPUs", description="Record this machine's GPUs, identifiers masked."
+        "record",
+        parents=[configured],
+        help="record this machine's GPUs",
+        description="Record this machine's GPUs for a while, to play with --source=replay or to attach to a bug "
+        "report. UUIDs are replaced and serial numbers left out; names of jobs, users, pods and namespaces stay. "
+        "SIGINT and SIGTERM end it early and keep what was recorded.",
     )
     recorder.add_argument("--duration", default="3m", metavar="TIME", help="how long, such as 90s or 3m (default: 3m)")
     recorder.add_argument(
         "--marks",
         type=Path,
         metavar="FILE",
-        help="lines `<seconds of CLOCK_MONOTONIC> <phase>` that the workload appends",
+        help="lines `<seconds of CLOCK_MONOTONIC> <phase>` that the workload appends, as names of the phases",
     )
-    recorder.add_argument("file", type=Path, help="recording to write, *.jsonl.gz")
+    recorder.add_argument("file", type=Path, metavar="FILE", help="recording to write, NAME.jsonl.gz")
+
+
+def _add_controls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, (what, default_s, most_s) in _CONTROLS.items():
-        command = commands.add_parser(name, help=what, description=f"Ask the exporter on this machine to {what}.")
+        command = commands.add_parser(
+            name,
+            help=what,
+            description=f"Ask the exporter on this machine to {what}. Exit status: 0 done, 1 not done, with the reason "
+            "on standard error.",
+        )
         command.add_argument(
             "--address",
             default=f"127.0.0.1:{DEFAULT_PORT}",
@@ -332,6 +389,15 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
             text = f"how long, such as 90s or 5m, up to {most_s // 3600}h (default: {default_s}s)"
             command.add_argument("--for", dest="duration", default=f"{default_s}s", metavar="TIME", help=text)
 
+
+_EPILOG: Final = """examples:
+  gpu-hpc-exporter --source=replay            a recording of an H200, on any machine: http://localhost:9836/
+  gpu-hpc-exporter doctor                     what is wrong on this machine, and what to do
+  gpu-hpc-exporter run -- python train.py     a program with the kernel agent inside
+  gpu-hpc-exporter pause --for 10m            leave the counters to a profiler
+
+exit status: 0 stopped as asked, 2 something is for you to change (it says what), 3 all GPUs lost for as long as
+exit_after_lost_minutes says; commands have their own."""
 
 _CONTROLS: Final = {
     "pause": ("end PM sampling for a while, so that a profiler finds the counters free", DEFAULT_PAUSE_S, MAX_PAUSE_S),

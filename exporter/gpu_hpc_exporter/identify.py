@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_hpc_exporter.config import DEFAULT_FILE, Jobs, Slurm, read_config
+from gpu_hpc_exporter.config import Jobs, Slurm, read_config
 from gpu_hpc_exporter.jobs.cgroup import Cgroup, parse_cgroup
 from gpu_hpc_exporter.jobs.identity import Identification, Settings, identify
 from gpu_hpc_exporter.model import Evidence
@@ -35,30 +35,26 @@ _POLL_S: Final = 0.1
 _MAX_SHOWN: Final = 1024
 
 
-def add_identify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's flags; `--config.file` may also stand before the command, as for all others."""
+def add_identify(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], configured: argparse.ArgumentParser
+) -> None:
+    """The command's flags. configured: those of every command that reads the configuration."""
     parser = subparsers.add_parser(
         "identify",
+        parents=[configured],
         help="tell which job a process belongs to, and why",
-        description="Print as JSON which job a process belongs to, by which rule, and what kept it from saying more.",
+        description="Print as JSON which job a process belongs to, by which rule, and what kept it from saying more: "
+        "why a `job` label is empty. Exit status: 0 told, 1 no such process can be seen.",
     )
     parser.add_argument("pid", type=int, metavar="PID", help="the process, by its number in that /proc")
     parser.add_argument(
         "--procfs", type=Path, default=PROC, metavar="DIR", help=f"the /proc to look in (default: {PROC})"
     )
-    parser.add_argument(
-        "--config.file",
-        dest="config_file",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help=f"YAML configuration (default: {DEFAULT_FILE})",
-    )
 
 
 def run_identify(flags: argparse.Namespace) -> int:
     """Print the answer; status 1 where there is no such process. Raises ConfigError."""
-    jobs = read_config(getattr(flags, "config_file", None)).jobs
+    jobs = read_config(flags.config_file).jobs
     settings = identity_settings(jobs, flags.procfs)
     evidence = Processes(flags.procfs, settings.variables, settings.user_name).read(flags.pid)
     if evidence is None:

@@ -24,11 +24,18 @@ _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
 
 
-def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's flags."""
-    text = "Run a program with the kernel agent inside. `run --show` prints the variables that do it."
-    command = commands.add_parser("run", help="run a program with the kernel agent inside", description=text)
-    command.add_argument("--show", action="store_true", help="print the environment variables instead")
+def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser], configured: argparse.ArgumentParser) -> None:
+    """The command's flags. configured: those of every command that reads the configuration."""
+    command = commands.add_parser(
+        "run",
+        parents=[configured],
+        usage="gpu-hpc-exporter run [-h] [--config.file FILE] (--show | -- COMMAND)",
+        help="run a program with the kernel agent inside",
+        description="Run a program with the kernel agent inside, so that its kernels, copies and waits have series. "
+        "Whatever is wrong with the agent, the program runs. Exit status: the program's; 127 where there is none of "
+        "that name, 126 where it cannot be run.",
+    )
+    command.add_argument("--show", action="store_true", help="print the environment variables that do it instead")
     command.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments"
     )

@@ -53,8 +53,15 @@ _GRACE_S: Final = 0.4
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `gpu-hpc-pm-helper`; where it has loaded CUPTI it does not return."""
-    parser = argparse.ArgumentParser(prog="gpu-hpc-pm-helper", allow_abbrev=False, description=__doc__)
-    parser.add_argument("--library", default="", help="libcupti to load (default: the newest that fits the driver)")
+    parser = argparse.ArgumentParser(
+        prog="gpu-hpc-pm-helper",
+        allow_abbrev=False,
+        description="The part of gpu-hpc-exporter that loads CUPTI. The exporter starts it, by the command in "
+        "pm_sampling.helper where more privilege is needed; started by hand it waits for an order on its input.",
+    )
+    parser.add_argument(
+        "--library", default="", metavar="FILE", help="libcupti to load (default: the newest that fits the driver)"
+    )
     flags = parser.parse_args(arguments)
     # The exporter turns our lines into lines of its log, with time and level.
     logging.basicConfig(level=logging.INFO, format="%(message)s")

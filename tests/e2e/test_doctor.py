@@ -153,7 +153,10 @@ def test_a_library_that_crashes(machine: DoctorMachine, libraries: Path) -> None
     machine.add_driver()
     machine.boot(libraries, f"{NVML}fault nvmlInit* crash\n")
     status, finding, remedy = machine.examine().line("driver")
-    assert (status, finding) == ("broken", "the probe was ended by signal 6, about to ask the driver")
+    assert (status, finding) == (
+        "broken",
+        "the probe was ended by signal 6 in nvmlInitWithFlags, about to ask the driver",
+    )
     assert remedy.startswith("the driver's library is broken or foreign")
 
 

@@ -19,25 +19,11 @@ from gpu_hpc_exporter.sources.procfs import Processes
 from unit.known import CID, PU, Known
 
 ROOT = Path(__file__).parent.parent / "root"
-_COMMAND = """
-import argparse, sys
-from pathlib import Path
-from gpu_hpc_exporter.config import ConfigError
-from gpu_hpc_exporter.identify import add_identify, run_identify
-parser = argparse.ArgumentParser(prog="gpu-hpc-exporter")
-parser.add_argument("--config.file", dest="config_file", type=Path)
-add_identify(parser.add_subparsers(dest="command"))
-try:
-    sys.exit(run_identify(parser.parse_args()))
-except ConfigError as problem:
-    sys.stderr.write(f"gpu-hpc-exporter: {problem}\\n")
-    sys.exit(2)
-"""
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The command, to its end."""
-    command = [sys.executable, "-c", _COMMAND, *map(str, arguments)]
+    command = [sys.executable, "-m", "gpu_hpc_exporter", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 

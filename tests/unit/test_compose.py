@@ -21,7 +21,8 @@ import yaml
 
 from exporter_process import Exporter, run_exporter
 from gpu_hpc_exporter import __version__
-from gpu_hpc_exporter.config import DEFAULT_PORT
+from gpu_hpc_exporter.config import DEFAULT_PORT, Agent
+from gpu_hpc_exporter.sources.kernels.files import FOLDER_MODE
 from prometheus_process import Prometheus, run_prometheus
 
 ROOT = Path(__file__).parents[2]
@@ -114,11 +115,16 @@ def test_service_is_pinned_watched_and_confined(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_mounts_are_there(name: str) -> None:
-    """What is mounted of the repository exists and cannot be changed from inside; volumes are declared."""
+    """What is mounted of the repository exists and cannot be changed from inside; volumes are declared.
+
+    Of the host nothing is mounted but the directory of the kernel agents' files.
+    """
     for mount in mounts(name):
         if mount.path:
             assert mount.path.exists(), mount
             assert mount.read_only, mount
+        elif mount.source.startswith("/"):
+            assert mount.source == Agent().directory
         else:
             assert mount.source in COMPOSE["volumes"]
 
@@ -144,6 +150,16 @@ def test_gpu_profile_reserves_the_gpus() -> None:
     assert service["pid"] == "host"
     assert "command" not in service
     assert "NVIDIA_DRIVER_CAPABILITIES=utility,compute" in " ".join(instructions("ENV"))
+
+
+def test_gpu_profile_has_the_agents_directory() -> None:
+    """In the place that the variables of programs name, to read and to tidy up; the comment's command makes it."""
+    (mount,) = mounts("exporter-gpu")
+    assert (mount.source, str(mount.target), mount.read_only) == (Agent().directory, Agent().directory, False)
+    assert not mounts("exporter-demo")
+    (command,) = re.findall(r"#   (install -d .+)", (ROOT / "docker-compose.yml").read_text())
+    user, group = instructions("USER")[0].split(":")
+    assert command == f"install -d -m {FOLDER_MODE:o} -o {user} -g {group} {Agent().directory}"
 
 
 def test_dockerfile_is_pinned_and_not_root() -> None:
@@ -269,7 +285,9 @@ def prometheus_directory(directory: Path) -> Path:
 
 
 def test_image_has_the_extras_and_the_recording(image: Path) -> None:
-    """What a container needs beyond the core, and what the demo plays."""
+    """What a container needs beyond the core, what the demo plays, and the rules for who has nothing but the image."""
+    rules = image / "opt/gpu-hpc-exporter/share/gpu-hpc-exporter/alert-rules"
+    assert sorted(file.name for file in rules.glob("*.yml")) == [file.name for file in RULES]
     (packages,) = (image / "opt/gpu-hpc-exporter/lib").glob("python3*/site-packages")
     assert (packages / "nvidia/cuda_cupti").is_dir()
     assert (packages / "grpc").is_dir()

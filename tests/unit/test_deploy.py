@@ -41,7 +41,7 @@ ALERTMANAGER = DEPLOY / "alertmanager/alertmanager.yml"
 UNIT = DEPLOY / "systemd/gpu-hpc-exporter.service"
 CONFIG = DEPLOY / "systemd/config.yaml"
 TASK_PROLOG = DEPLOY / "slurm/task-prolog.sh"
-README = (ROOT / "README.md").read_text()
+AGENT_PAGE = (ROOT / "docs/kernel-agent.md").read_text()
 
 Labels = Mapping[str, str]
 T = TypeVar("T")
@@ -294,9 +294,11 @@ def test_init_container_gives_the_directory_the_exporters_mode(pod: Any, tmp_pat
         assert stat.S_IMODE(fixed.stat().st_mode) == stat.S_IMODE(made.stat().st_mode) == 0o3733
 
 
-def test_readme_shows_what_the_patch_does(patched: dict[str, Any]) -> None:
+def test_page_shows_what_the_patch_does(patched: dict[str, Any]) -> None:
     """Its fragment of a pod is a part of the whole."""
-    (fragment,) = [block for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "initContainers" in block]
+    (fragment,) = [
+        block for block in re.findall(r"```yaml\n(.*?)```", AGENT_PAGE, re.DOTALL) if "initContainers" in block
+    ]
     specification = patched["spec"]["template"]["spec"]
     assert merged(specification, yaml.safe_load(fragment)) == specification
 
@@ -328,9 +330,9 @@ def test_slurms_task_prolog_sets_the_variables(tmp_path: Path) -> None:
     assert task_prolog(tmp_path, **{INJECTION: "/opt/tool.so"}) == ""
 
 
-def test_readme_sets_the_variables_of_a_shell() -> None:
+def test_page_sets_the_variables_of_a_shell() -> None:
     """Its line is run as it stands there; what is set stays."""
-    (line,) = re.findall(r"^ *(eval .*run --show.*)$", README, re.MULTILINE)
+    (line,) = re.findall(r"^ *(eval .*run --show.*)$", AGENT_PAGE, re.MULTILINE)
     script = f"{line}\nprintenv {INJECTION} {DIRECTORY}"
     programs = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
 

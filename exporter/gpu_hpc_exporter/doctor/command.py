@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from gpu_hpc_exporter import __version__
 from gpu_hpc_exporter.config import (
-    DEFAULT_FILE,
     DEFAULT_PORT,
     ConfigError,
     parse_address,
@@ -49,23 +48,20 @@ Group = tuple[str, Callable[[], Checks], float]
 """Title, checks, and how long one of them may take."""
 
 
-def add_doctor(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's flags."""
+def add_doctor(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], configured: argparse.ArgumentParser
+) -> None:
+    """The command's flags. configured: those of every command that reads the configuration."""
     parser = subparsers.add_parser(
         "doctor",
+        parents=[configured],
         help="tell what is right and wrong with this machine, and what to do",
         description="Check driver, GPUs, permissions, jobs, the exporter and Prometheus's view of it; each line is ok, "
         "degraded (some series are missing) or broken, with its remedy. Needs no root, no GPU and no running exporter; "
-        "permissions are those of the user who runs it. Exit status: 0 all ok, 1 degraded, 2 broken. "
+        "permissions are those of the user who runs it.\n"
+        "Exit status, that of the worst line: 0 all ok, 1 degraded, 2 broken. 1 is the normal state of an exporter "
+        "without privileges (CAP_SYS_PTRACE, kernel log); 2 is also a mistake in the command line.\n"
         "The exporter's own flags, such as --web.listen-address, stand before the command.",
-    )
-    parser.add_argument(
-        "--config.file",
-        dest="config_file",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="FILE",
-        help=f"YAML configuration to check (default: {DEFAULT_FILE})",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, as docs/troubleshooting.md describes it")
     parser.add_argument("--prometheus", metavar="URL", help="ask this Prometheus what it makes of the exporter")

@@ -35,6 +35,8 @@ _START_S: Final = 10.0
 """How long the probe's own start and end may take, on top of what the driver may."""
 _GONE_S: Final = 0.5
 _SILENT: Final = "answers nothing"
+_CRASHED_IN: Final = re.compile(rb"^  File \".{0,4096}\", line \d{1,9} in (nvml\w{1,64})$")
+"""A line of the stack that the probe leaves when the driver's library brings it down: the call, by its pynvml name."""
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = "0x03"
 _VERSION: Final = re.compile(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s")
@@ -128,13 +130,16 @@ def _probe(place: Place, *, samples_pm: bool) -> Iterator[Line | str]:
             raise OSError("no pipes to the probe")
         with suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(msgspec.json.encode(order))
-        is_told = False
+        is_told, call = False, ""
         for data in _lines(process.stdout.fileno(), time.monotonic() + place.timeout_s + _START_S):
-            line = msgspec.json.decode(data, type=Line)
-            is_told = isinstance(line, Report)
-            yield line
+            line = _decoded(data)
+            if line is not None:
+                is_told = isinstance(line, Report)
+                yield line
+            elif not call and (crashed := _CRASHED_IN.search(data)):
+                call = crashed[1].decode("ascii")
         if not is_told:
-            yield _ending(process)
+            yield _ending(process) + (f" in {call}" if call else "")
     finally:
         # What hangs in the driver cannot be ended: it is left behind, and waited for no longer than this.
         with suppress(ProcessLookupError, PermissionError):
@@ -154,6 +159,14 @@ def _lines(descriptor: int, deadline: float) -> Iterator[bytes]:
                 return
             *lines, buffer = (buffer + data).split(b"\n")
             yield from lines
+
+
+def _decoded(data: bytes) -> Line | None:
+    """A line of the probe's; None for what a library in it has written among them."""
+    try:
+        return msgspec.json.decode(data, type=Line)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

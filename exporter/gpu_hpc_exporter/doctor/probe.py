@@ -8,6 +8,7 @@ until every source of every GPU has said what it can do.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -31,6 +32,7 @@ from gpu_hpc_exporter.model import (
     Window,
     WindowSource,
 )
+from gpu_hpc_exporter.samplers.gpu_owner import Pace
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import STARTING, Patience, PmSampler
 from gpu_hpc_exporter.samplers.watch import CALL_DEADLINE_NS, CallWatches, HungCall
@@ -108,7 +110,8 @@ Line = Doing | Opened | Loaded | Report
 
 
 def main() -> None:
-    """Probe and end, whatever is stuck."""
+    """Probe and end, whatever is stuck. Where the driver's library crashes, the stack is among the lines."""
+    faulthandler.enable(sys.stdout, all_threads=False)
     logging.basicConfig(level=logging.DEBUG, format="%(message)s")
     order = msgspec.json.decode(sys.stdin.buffer.read(_MAX_ORDER), type=Order)
     _say(Doing("open the device files"))
@@ -184,7 +187,7 @@ def _sample(order: Order) -> None:
     watches = CallWatches()
     settings = order.pm_sampling or PmSampling(mode="off")
     pm = PmSampler(notes, settings, order.interval_ns, Patience(start=order.timeout_s))
-    nvml = NvmlSampler(pm, order.interval_ns, Path(order.driver_root), watches)
+    nvml = NvmlSampler(pm, Pace(order.interval_ns), Path(order.driver_root), watches)
     if order.pm_sampling is not None:
         pm.start()
     nvml.start()
