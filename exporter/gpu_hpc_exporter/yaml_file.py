@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -15,6 +16,7 @@ import yaml
 _MAX_PROBLEM: Final = 400
 _MAX_FILE: Final = 1 << 20
 _MAX_MISTAKES: Final = 20
+_MAX_NODES: Final = 50_000
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -33,7 +35,13 @@ class YamlFile(Generic[T]):
 
     def mistake(self, keys: Sequence[str], problem: str) -> ConfigError:
         """The error for what stands at a key and no type can tell."""
-        return ConfigError(f"{self.path}: line {_line_of(self.tree, keys)}: {'.'.join(keys)}: {problem}")
+        return _error(self.path, f"{'.'.join(keys)}: {problem}", _line_of(self.tree, keys))
+
+
+def _error(path: Path, problem: str, line: int = 0) -> ConfigError:
+    """In one line, however many or long the file's own words in it are."""
+    place = f"{path}: line {line}" if line else f"{path}"
+    return ConfigError(f"{place}: {' '.join(problem.split())[:_MAX_PROBLEM]}")
 
 
 def read_small_file(path: Path) -> bytes:
@@ -105,18 +113,39 @@ def _parse(path: Path, kind: type[msgspec.Struct]) -> tuple[yaml.Node | None, di
         # Scalars stay text, which msgspec converts as the types say: no YAML surprises such as dates or octals.
         tree = yaml.compose(text, Loader=yaml.BaseLoader)
         data = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  constructs only text, lists and mappings
+        if tree is not None and _size(tree, {}) > _MAX_NODES:
+            raise _error(path, "too much to be a configuration, perhaps by aliases (`*name`) of aliases")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}: line {line}: {error.problem}") from error
+        raise _error(path, str(error.problem), line) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        raise _error(path, str(error)) from error
+    except (ValueError, OverflowError) as error:  # of the library's own conversions
+        raise _error(path, f"an escape or a version in it cannot be: {error}") from error
     if tree is not None and not isinstance(tree, yaml.MappingNode):
         raise ConfigError(f"{path}: line 1: expected lines `key: value`; known keys: {', '.join(_keys_of(kind))}")
     _refuse_duplicates(path, tree)
     _refuse_unusable_text(path, tree)
     return tree, {} if tree is None else data
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many nodes it is with every alias written out; one that is within itself has no end. Raises RecursionError.
+
+    A few lines can so become gigabytes for whoever looks at every node.
+    """
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = math.inf
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    known[id(node)] = size = 1 + sum(_size(one, known) for one in inner)
+    return size
 
 
 def _without_empty(data: object, *, is_deep: bool) -> object:
@@ -133,7 +162,7 @@ def _refuse_unusable_text(path: Path, node: yaml.Node | None) -> None:
     if isinstance(node, yaml.ScalarNode):
         if "\0" in node.value or any("\ud800" <= character <= "\udfff" for character in node.value):
             line = node.start_mark.line + 1
-            raise ConfigError(f"{path}: line {line}: text with a NUL or half a surrogate pair cannot be used")
+            raise _error(path, "text with a NUL or half a surrogate pair cannot be used", line)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_unusable_text(path, item)
@@ -152,7 +181,7 @@ def _refuse_duplicates(path: Path, node: yaml.Node | None) -> None:
         seen: set[str] = set()
         for name, value in node.value:
             if name.value in seen:
-                raise ConfigError(f"{path}: line {name.start_mark.line + 1}: key `{name.value}` stands here twice")
+                raise _error(path, f"key `{name.value}` stands here twice", name.start_mark.line + 1)
             if isinstance(name, yaml.ScalarNode):
                 seen.add(name.value)
             _refuse_duplicates(path, value)
@@ -167,7 +196,7 @@ def _explain(path: Path, tree: yaml.Node | None, kind: type[msgspec.Struct], pro
         problem = f"unknown key `{'.'.join(keys)}`{suggestion}"
     else:
         problem = f"{'.'.join(keys)}: {problem.split(' - at ')[0]}" if keys else problem
-    return f"{path}: line {_line_of(tree, keys)}: {' '.join(problem.split())[:_MAX_PROBLEM]}"
+    return str(_error(path, problem, _line_of(tree, keys)))
 
 
 def _place(problem: str) -> tuple[list[str], list[str]]:
@@ -179,13 +208,20 @@ def _place(problem: str) -> tuple[list[str], list[str]]:
 
 
 def _suggestion(kind: type[msgspec.Struct], section: list[str], key: str) -> str:
-    struct: Any = kind
+    struct: type[msgspec.Struct] | None = kind
     for name in section:
-        struct = get_type_hints(struct)[name]
-        struct = get_args(struct)[0] if get_origin(struct) is tuple else struct
+        found = get_type_hints(struct).get(name) if struct is not None else None
+        # Of a list's or an optional section's type, what is in it.
+        struct = next((one for one in (found, *get_args(found)) if _is_struct(one)), None)
+    if struct is None:  # a key that looks like a message of msgspec's
+        return ""
     known = _keys_of(struct)
     near = difflib.get_close_matches(key, known, n=1)
     return f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(known)}"
+
+
+def _is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -94,14 +95,16 @@ _NO_NAME: Final = frozenset(
     {"operator", "const", "volatile", "unsigned", "signed", "long", "short", "auto", "decltype"}
 )
 _ANONYMOUS: Final = "(anonymous namespace)::"
-_TAIL: Final = re.compile(r"(?:[._](?:\d+(?:de|[dec])?)+|[&*:])+\Z", re.ASCII)
-"""Numbers that compilers append: `_12345`, `.7`, and Triton's `_0d1d2de`."""
+_TAIL: Final = re.compile(r"(?:[._](?:\d+(?:de|[dec])?)++|[&*:])++", re.ASCII)
+"""Numbers that compilers append: `_12345`, `.7`, and Triton's `_0d1d2de`; without a second try at any of them, which
+would take for ever: anybody may name a kernel."""
 _PIECE: Final = re.compile(r"[<>(){} ,]|[^<>(){} ,]+")
 
 
 def _folded(name: str) -> str:
     plain = name.lstrip("_")
-    return _TAIL.sub("", plain) or plain
+    tail = deque(_TAIL.finditer(plain), maxlen=1)  # looking for one at the end would begin anew at each
+    return (plain[: tail[0].start()] if tail and tail[0].end() == len(plain) else plain) or plain
 
 
 def _last(name: str) -> str:

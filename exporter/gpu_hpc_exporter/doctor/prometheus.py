@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import re
 import socket
 import ssl
@@ -137,7 +138,7 @@ class Server:
             raise PrometheusError(f"{self.url} answers more than {_MAX_ANSWER >> 20} MiB to {path}")
         try:
             return msgspec.convert(msgspec.json.decode(body, type=dict[str, Any]).get("data"), kind, strict=False)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise PrometheusError(f"{self.url} answers {path} as no Prometheus does: {error}") from error
 
     def _ask(self, path: str) -> tuple[int, bytes]:
@@ -204,6 +205,8 @@ def check_prometheus(place: Place, server: Server) -> Checks:
 def _skew(seconds: float) -> Check:
     if abs(seconds) <= _MAX_SKEW_S:
         return Check("its clock", "ok", "agrees with this machine's")
+    if not math.isfinite(seconds):
+        return Check("its clock", "degraded", "it tells no time", "see --prometheus: is it a Prometheus?")
     finding = f"it is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} this machine's"
     return Check("its clock", "degraded", finding, "set both by NTP (`timedatectl`)")
 
@@ -231,8 +234,8 @@ def _targets(place: Place, server: Server) -> Checks:
 
 
 def _is_ours(target: _Target, names: frozenset[str], ports: Collection[int]) -> bool:
-    url = urllib.parse.urlsplit(target.scrape_url)
     with suppress(ValueError):
+        url = urllib.parse.urlsplit(target.scrape_url)
         if url.port not in ports and target.labels.get("instance") not in names:
             return False
         instance = target.labels.get("instance", "").rpartition(":")[0] or target.labels.get("instance", "")

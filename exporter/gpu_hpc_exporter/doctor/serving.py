@@ -139,7 +139,7 @@ def _parse(text: str) -> Running:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    except ValueError as error:
+    except Exception as error:  # the library's parser raises whatever comes of what it does not expect
         raise ForeignServerError("its exposition cannot be parsed") from error
     reasons = {
         (labels.get("source"), labels.get("gpu"), labels.get("state")): labels.get("reason", "")

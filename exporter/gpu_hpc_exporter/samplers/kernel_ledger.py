@@ -80,6 +80,8 @@ _COPIES: Final[Mapping[CopyKind, int]] = {
 }
 _NO_COUNTERS: Final = (0,) * 182
 _MAX_COUNTER: Final = 1 << 60
+_MAX_SQUARED: Final = 1e29
+"""ns^2 that a kernel may deviate between two reports: an execution of a day has 1e28, recordings take up to 1e30."""
 _CUTS: Final = tuple(
     slice(start, start + layout.LANES_SIZE)
     for start in range(
@@ -575,8 +577,8 @@ def _add_details(account: _Account, kernel: Kernel, slots: Iterable[int], table:
             continue
         gain_ns = ns - was_ns
         gain = squared - was_squared - gain_ns * (gain_ns / (executions - was))
-        gain = gain if 0 < gain < math.inf else 0.0
-        kernel.deviation_ns2 += gain
+        gain = gain if 0 < gain < _MAX_SQUARED else 0.0
+        kernel.deviation_ns2 = min(kernel.deviation_ns2 + gain, _MAX_SQUARED)
         if executions >= MIN_GROUP:
             seen.steady += executions - was
             seen.steady_ns2 += gain

@@ -10,6 +10,7 @@ from typing import Final
 
 _DEVICE: Final = re.compile(r"/dev/nvidia[^\s]*")
 """Also below another root, as in a driver container, and with ` (deleted)` behind it."""
+_PID: Final = re.compile(rb"(?<!\S)[0-9]{1,10}(?!\S)")
 
 
 def held_here(proc: Path = Path("/proc")) -> set[str]:
@@ -59,5 +60,5 @@ def _children(process: Path) -> set[int]:
     found: set[int] = set()
     for task in (process / "task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
-            found |= {int(pid) for pid in task.read_text().split()}
+            found |= {int(pid) for pid in _PID.findall(task.read_bytes())}
     return found

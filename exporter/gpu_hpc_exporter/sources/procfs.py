@@ -95,11 +95,12 @@ def _parse_passwd(path: Path) -> dict[int, str]:
         return {}
     try:
         with os.fdopen(descriptor, "rb") as file:
-            text = file.read(_MAX_PASSWD).decode("utf-8", "replace")
+            data = file.read(_MAX_PASSWD)
     except OSError:
         return {}
     names: dict[int, str] = {}
-    for line in text.splitlines()[:_MAX_USERS]:
+    whole = data if len(data) < _MAX_PASSWD else data[: data.rfind(b"\n")]  # half a number would be another user's
+    for line in whole.decode("utf-8", "replace").split("\n", _MAX_USERS)[:_MAX_USERS]:
         name, _, rest = line.partition(":")
         uid = rest.split(":", 2)[1:2]
         if name and uid and _NUMBER.fullmatch(uid[0]):
@@ -235,9 +236,10 @@ class Processes:
     def _evidence(self, pid: int, folder: int, stat: _Stat, uid: int) -> Evidence:
         told = {"cgroup": b"", "cmdline": b"", "environ": b""}
         missing = [_ZOMBIE] if stat.state in _ENDED else []
-        for name, limit in self._files:
+        for name, limit, end in self._files:
             try:
-                told[name] = _read(folder, name, limit)
+                data = _read(folder, name, limit)
+                told[name] = data if len(data) < limit else data[: data.rfind(end) + 1]
             except OSError as error:
                 missing.append(f"{name}: {_reason(error)}")
         return Evidence(
@@ -275,8 +277,8 @@ _FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _MAX_STAT: Final = 4096
 _MAX_STATUS: Final = 16 << 10
-_FILES: Final = (("cgroup", 16 << 10), ("cmdline", 4096), ("environ", 256 << 10))
-"""What is read besides `stat`, as far as it goes."""
+_FILES: Final = (("cgroup", 16 << 10, b"\n"), ("cmdline", 4096, b""), ("environ", 256 << 10, b"\0"))
+"""What is read besides `stat`, as far as it goes, and what ends each entry: half a path or value would be another."""
 _MAX_VALUE: Final = 1024
 _CHUNK: Final = 4096
 _ENDED: Final = frozenset({"Z", "X", "x"})
@@ -348,7 +350,7 @@ def _parse_stat(data: bytes) -> _Stat | None:
     """`4711 (a name) S 1 …`: the name may itself hold brackets and blanks."""
     name, _, rest = data.partition(b"(")[2].rpartition(b")")
     fields = rest.split(None, _START_FIELD + 1)
-    if len(fields) <= _START_FIELD or not fields[_START_FIELD].isdigit():
+    if len(fields) <= _START_FIELD or not _TICKS.fullmatch(fields[_START_FIELD]):
         return None
     return _Stat(_text(name), _text(fields[0]), int(fields[_START_FIELD]))
 
@@ -361,6 +363,7 @@ def start_ticks_of(folder: int) -> int | None:
 
 _START_FIELD: Final = 19
 """`starttime`, counted from the state."""
+_TICKS: Final = re.compile(rb"[0-9]{1,20}")
 
 
 def _uid_told(folder: int) -> int:

@@ -179,7 +179,7 @@ def read_marks(path: Path, seen: int) -> Iterator[tuple[int, str]]:
     """
     if not path.exists():
         return
-    complete = path.read_text("utf-8", "replace").split("\n")[:-1]
+    complete = path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]  # as text, a \r would end a line too
     for number, line in enumerate(complete[seen:], seen + 1):
         seconds, _, name = line.strip().partition(" ")
         try:

@@ -240,7 +240,8 @@ class AgentFiles:
                 raise RejectedError("foreign_owner")
             # First whether it has ended, then the last that it wrote.
             is_free = _is_free(descriptor)
-            reading = self._read(scan, file, descriptor) if file.died_s is None else None
+            is_wanted = file.died_s is None or file.must_read
+            reading = self._read(scan, file, descriptor) if is_wanted else None
             if is_free and file.died_s is None and not file.is_beating(time.time_ns()):
                 file.died_s = scan.now_s
             return file, reading

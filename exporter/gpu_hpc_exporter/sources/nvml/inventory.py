@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 MIG_SLICES: Final = 7
 """GPU slices that a MIG-capable GPU is cut into (NVIDIA MIG user guide, A100 to B200)."""
+_MAX_GPUS: Final = 1024
+_MAX_INSTANCES: Final = 64
+"""Far above what there is: each one counted is asked, and a driver that is broken may count to 2^32."""
 
 _ARCHITECTURES: Final[dict[int, str]] = {
     code: name.removeprefix("NVML_DEVICE_ARCH_").lower()
@@ -55,7 +58,7 @@ HUNG: Final = ("hung",)
 def count_devices() -> int:
     """How many physical GPUs the driver counts. Raises DriverCallError."""
     with driver_errors():
-        return int(pynvml.nvmlDeviceGetCount())
+        return min(int(pynvml.nvmlDeviceGetCount()), _MAX_GPUS)
 
 
 def describe(index: int) -> Device:
@@ -75,9 +78,9 @@ def take_fingerprint(skipped: frozenset[int]) -> Fingerprint:
 def _identify(index: int) -> tuple[str, ...]:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        uuid = _uuid(handle)
         instances = _instance_handles(handle) if _mig_mode(handle) == "enabled" else ()
-        return (uuid, *(str(pynvml.nvmlDeviceGetUUID(instance)) for instance in instances))
+        return (uuid, *map(_uuid, instances))
     except pynvml.NVMLError as error:
         return (error_name(error),)
 
@@ -87,7 +90,7 @@ def _describe(handle: Handle, index: int) -> Device:
     is_vgpu = mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
     major_minor = _optional(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     gpu = Gpu(
-        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        uuid=_uuid(handle),
         index=index,
         name=_text(lambda: pynvml.nvmlDeviceGetName(handle)),
         architecture=_ARCHITECTURES.get(_optional(lambda: pynvml.nvmlDeviceGetArchitecture(handle)) or -1, ""),
@@ -128,7 +131,7 @@ def _list_instances(parent: Handle, gpu: Gpu) -> tuple[Instance, ...]:
 
 def _instance_handles(parent: Handle) -> tuple[Handle, ...]:
     """Handles of the MIG instances; places without one are skipped."""
-    places = range(_optional(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0)
+    places = range(min(_optional(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0, _MAX_INSTANCES))
     found = (_instance_at(parent, place) for place in places)
     return tuple(handle for handle in found if handle is not None)
 
@@ -146,7 +149,7 @@ def _describe_instance(handle: Handle, parent: Gpu) -> Instance:
         handle,
         instance_id,
         Gpu(
-            uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+            uuid=_uuid(handle),
             index=parent.index,
             name=parent.name,
             architecture=parent.architecture,
@@ -171,10 +174,21 @@ def _optional(call: Callable[[], T]) -> T | None:
         return None
 
 
+def _uuid(handle: Handle) -> str:
+    """Raises NVMLError also for one that is no text or empty: nothing could be told apart by it."""
+    try:
+        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+    except UnicodeDecodeError as error:  # pynvml decodes strictly
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN) from error
+    if not uuid:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+    return uuid
+
+
 def _text(call: Callable[[], Any]) -> str:
     try:
         answer = _optional(call)
-    except UnicodeDecodeError:  # pynvml decodes names strictly
+    except UnicodeDecodeError:
         return "\N{REPLACEMENT CHARACTER}"
     if isinstance(answer, bytes):
         return answer.decode("utf-8", "replace")

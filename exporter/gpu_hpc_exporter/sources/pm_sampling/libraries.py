@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
@@ -94,13 +95,21 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Candidate]:
 
 def _wheels() -> Iterator[Candidate]:
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"] or ""
-        if not _WHEELS.fullmatch(name.lower().replace("_", "-")):
-            continue
+        try:
+            found = list(_of_wheel(distribution))
+        except (ValueError, TypeError, KeyError, OSError, csv.Error):
+            continue  # any package's metadata may be broken, and most are none of ours
+        yield from found
+
+
+def _of_wheel(distribution: metadata.Distribution) -> Iterator[Candidate]:
+    """The libraries of one package of this Python. What is raised for broken metadata is Python's own choice."""
+    names, versions = (distribution.metadata.get_all(key) or [""] for key in ("Name", "Version"))
+    if _WHEELS.fullmatch(str(names[0]).lower().replace("_", "-")):
         for file in distribution.files or ():
             path = Path(str(distribution.locate_file(file)))
-            if _LIBRARY.fullmatch(file.name) and path.exists():
-                yield Candidate(str(path), _version(distribution.version))
+            if _LIBRARY.fullmatch(file.name) and path.is_file():
+                yield Candidate(str(path), _version(str(versions[0])))
 
 
 def _first(folders: Iterable[Path]) -> Iterator[Candidate]:
@@ -129,11 +138,11 @@ def _toolkit_version(folder: Path) -> Version | None:
         try:
             tools = json.loads((root / "version.json").read_text("utf-8"))
             return _version(str(tools["cuda_cupti"]["version"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return None
 
 
 def _version(text: str) -> Version | None:
-    match = re.match(r"(\d+)\.(\d+)", text)
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text)
     return (int(match[1]), int(match[2])) if match else None

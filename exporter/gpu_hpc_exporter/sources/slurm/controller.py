@@ -13,13 +13,14 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from gpu_hpc_exporter.config import Slurm, Slurmrestd
 from gpu_hpc_exporter.jobs.lookups import SlurmJob
 from gpu_hpc_exporter.model import JobKind
+from gpu_hpc_exporter.text import bounded
 
 DEADLINE_S: Final = 5.0
 _MAX_BYTES: Final = 1 << 20
@@ -98,7 +99,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-_JOB_LINE: Final = re.compile(r"JobId=([0-9]{1,10}) .*?JobName=(.*) UserId=([^\s()=]+)\([0-9]+\) GroupId=")
+_USER: Final = re.compile(r"([^\s()=]+)\([0-9]+\)")
 
 
 def parse_scontrol(text: str, wanted: str) -> SlurmJob | None:
@@ -107,25 +108,34 @@ def parse_scontrol(text: str, wanted: str) -> SlurmJob | None:
     Names, comments and paths are what users make them and may look like fields: where a field stands twice nobody can
     tell which is true, and it is left out.
     """
-    lines = [line for line in text.splitlines() if line.startswith("JobId=")]
+    lines = [line for line in text.split("\n") if line.startswith("JobId=")]
     if wanted.isdigit():
         lines = [line for line in lines if line.startswith(f"JobId={wanted} ")]
-    found = _JOB_LINE.match(lines[0]) if len(lines) == 1 else None
-    if found is None:
+    if len(lines) != 1:
         return None
     line = lines[0]
-    if any(line.count(f"{key}=") != 1 for key in (" JobName", " UserId", " GroupId")):
-        return SlurmJob(found[1])
+    job_id, counts = line[6:].partition(" ")[0], [line.count(f" {key}=") for key in ("JobName", "UserId", "GroupId")]
+    if not _NUMBER.fullmatch(job_id) or not all(counts):
+        return None
+    if counts != [1, 1, 1]:
+        return SlurmJob(job_id)
+    name, _, rest = line.partition(" JobName=")[2].partition(" UserId=")
+    user = _USER.fullmatch(rest.partition(" GroupId=")[0])
+    if user is None:
+        return None
     return SlurmJob(
-        found[1],
-        name=found[2],
-        user=found[3],
-        account=_only(line, "Account"),
-        partition=_only(line, "Partition"),
+        job_id,
+        name=bounded(name, _MAX_VALUE),
+        user=bounded(user[1], _MAX_VALUE),
+        account=bounded(_only(line, "Account"), _MAX_VALUE),
+        partition=bounded(_only(line, "Partition"), _MAX_VALUE),
         kind=_KINDS.get(_only(line, "BatchFlag"), ""),
     )
 
 
+_NUMBER: Final = re.compile(r"[0-9]{1,10}")
+_MAX_VALUE: Final = 200
+"""Answers are kept, thousands of them."""
 _KINDS: Final[Mapping[str, JobKind]] = {"1": "batch", "0": "interactive"}
 
 
@@ -135,7 +145,7 @@ def _only(line: str, key: str) -> str:
 
 
 class _RestJob(msgspec.Struct):
-    job_id: int
+    job_id: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
     name: str = ""
     user_name: str = ""
     account: str = ""
@@ -198,7 +208,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _parse_rest(body: bytes) -> SlurmJob | None:
     try:
         answer = msgspec.json.decode(body, type=_RestAnswer)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ControllerError("slurmrestd's answer is not what its API says") from error
     if len(answer.jobs) != 1:
         return None
@@ -206,4 +216,11 @@ def _parse_rest(body: bytes) -> SlurmJob | None:
     flag = job.batch_flag
     is_batch = flag.get("number") if isinstance(flag, dict) else flag
     kind: JobKind = "" if is_batch is None else "batch" if is_batch else "interactive"
-    return SlurmJob(str(job.job_id), job.name, job.user_name, job.account, job.partition, kind)
+    return SlurmJob(
+        str(job.job_id),
+        name=bounded(job.name, _MAX_VALUE),
+        user=bounded(job.user_name, _MAX_VALUE),
+        account=bounded(job.account, _MAX_VALUE),
+        partition=bounded(job.partition, _MAX_VALUE),
+        kind=kind,
+    )

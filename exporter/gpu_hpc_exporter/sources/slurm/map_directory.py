@@ -151,7 +151,7 @@ def _parse(text: str, file: str) -> Iterator[_Entry]:
     """The jobs of a file; lines that are neither an id nor a known key are left out."""
     own = () if file.startswith(_JOB_FILE) else (file,)
     values: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # nothing else ends a line: a job's name may hold what Python takes for an end
         key, is_pair, value = (part.strip() for part in line.partition("="))
         if is_pair:
             if key == "job_id" and "job_id" in values:
