@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,16 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
+
+
+def test_i01_many_instances_and_pods_are_scraped_in_time(tmp_path: Path) -> None:
+    """I01: eight GPUs in 56 instances, 200 pods, ten scrapers; a quiet machine needs a thirtieth of the time."""
+    told = tmp_path / "figures.json"
+    options = ["--fake", "8", "--instances", "7", "--pods", "200", "--seconds", "4", "--json", told]
+    subprocess.run([sys.executable, BENCH, "load", *options], capture_output=True, timeout=120, check=True)
+    figures = json.loads(told.read_text())
+    assert figures["series"] > 5000
+    assert figures["scrape p99, ms"] < 500
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,18 @@ def test_a_device_that_nobody_knows(kubelet: FakeKubelet, run: Run, caplog: pyte
     assert sum("GPU-gone" in record.message for record in caplog.records) == 1
 
 
+def test_devices_are_not_unknown_before_the_driver_has_told(
+    kubelet: FakeKubelet, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kubelet often answers first: that is no news to anybody."""
+    running = run(alone(kubelet))
+    running.source.set_gpus((), {})
+    running.wait_for(lambda view: view.unknown_devices)
+    assert G0.uuid not in caplog.text
+    running.source.set_gpus((G1,), MINORS)
+    assert caplog.text.count(G0.uuid) == 1
+
+
 def test_a_new_inventory_is_used_at_once(kubelet: FakeKubelet, run: Run) -> None:
     """Without asking the kubelet."""
     running = run(alone(kubelet))

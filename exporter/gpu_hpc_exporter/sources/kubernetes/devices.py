@@ -64,6 +64,11 @@ class DeviceNames:
         minors = minors or {}
         self._by_minor = {minors[gpu.uuid]: gpu for gpu in self._gpus if not gpu.parent_uuid and gpu.uuid in minors}
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is any GPU in the inventory."""
+        return bool(self._gpus)
+
     def is_gpu_resource(self, resource: str) -> bool:
         """Whether the resource's name says that its devices are GPUs; others may be, as their ids then prove."""
         return resource in self._gpu_resources or _GPU_RESOURCE.fullmatch(resource) is not None

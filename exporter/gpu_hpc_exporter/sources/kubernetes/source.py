@@ -182,7 +182,9 @@ class KubernetesSource:
         self._tell_unknown(self.view.unknown_devices)
 
     def _tell_unknown(self, devices: frozenset[str]) -> None:
-        """Once for each, and not without end."""
+        """Once for each, and not without end; before the driver has told of a GPU all are unknown."""
+        if not self._names.has_gpus:
+            return
         for device in sorted(devices - self._unknown_told):
             if len(self._unknown_told) < _MAX_TOLD:
                 self._unknown_told.add(device)
