@@ -272,15 +272,26 @@ PERIODS_SECONDS = {"tiny": 105, "eager_step": 45, "graph": 75, "layer": 25}
 
 
 def lasting(bench: Bench, seconds: float) -> None:
-    """Time per step after the agent's last window, over that before the agent was loaded."""
-    say("| workload | without the agent | after its windows | windows |\n" + "|---" * 4 + "|")
+    """Time per step after the agent's last window, over that before the agent was loaded; processes in turns."""
+    say(
+        "| workload | without the agent | after its windows | the one over the other, 95 % interval |\n"
+        + "|---" * 4
+        + "|"
+    )
     for kind in bench.kinds:
-        found = []
-        for environment in (None, bench.late(period_seconds="1", window_seconds="0.5", budget="100")):
-            options = ["--kind", kind, "--seconds", str(seconds or 5)]
-            found.append(bench.load("lasting", *options, environment=environment)[0])
-        plain, told = found
-        say(f"| {kind} | {plain['ratio']:.4f} | {told['ratio']:.4f} | {told['windows']} |")
+        ratios: dict[str, list[float]] = {"without": [], "with": []}
+        ways = {"without": None, "with": bench.late(period_seconds="1", window_seconds="0.5", budget="100")}
+        for _ in range(LASTING_PAIRS):
+            for way in random.sample(list(ways), 2):
+                options = ["--kind", kind, "--seconds", str(seconds or 3)]
+                ratios[way].append(bench.load("lasting", *options, environment=ways[way])[0]["ratio"])
+        pairs = [late / plain for late, plain in zip(ratios["with"], ratios["without"], strict=True)]
+        low, high = interval(pairs)
+        plain, late = (statistics.mean(ratios[way]) for way in ratios)
+        say(f"| {kind} | {plain:.4f} | {late:.4f} | {statistics.mean(pairs):.4f} ({low:.4f} to {high:.4f}) |")
+
+
+LASTING_PAIRS = 6
 
 
 def slowdowns(chunks: list[tuple[int, int, int]], intervals: list[tuple[int, int]]) -> list[float]:
