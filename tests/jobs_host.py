@@ -9,6 +9,7 @@ from pathlib import Path
 from gpu_hpc_exporter import cli
 from gpu_hpc_exporter.config import Config
 from gpu_hpc_exporter.exporter import HardwareSource
+from gpu_hpc_exporter.samplers.gpu_owner import Pace
 from gpu_hpc_exporter.samplers.job_parts import JobParts
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
 
@@ -19,7 +20,7 @@ class WithJobs(HardwareSource):
     def start(self, config: Config) -> None:
         interval_ns = round(config.sampling_interval_ms * 1e6)
         self._jobs = JobParts(self._fleet, config.jobs, Path(os.environ["JOBS_PROCFS"]))
-        self._nvml = NvmlSampler(self._jobs.sampler, interval_ns, self._driver_root, self._watches)
+        self._nvml = NvmlSampler(self._jobs.sampler, Pace(interval_ns), self._driver_root, self._watches)
         self._nvml.start()
         self._jobs.start()
 

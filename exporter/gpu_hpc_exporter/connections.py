@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
 from aiohttp import web
@@ -42,6 +43,7 @@ MIN_AGE_S: Final = 1.0
 """A connection is not closed in favour of a newer one of the same peer before; so a flood is refused, not served."""
 _BACKLOG: Final = 4096
 _ACCEPTS_AT_ONCE: Final = 16
+_FULL_S: Final = 0.02
 _RETRY_S: Final = 0.5
 _UNSENT_MS: Final = 30_000
 _LINGER_S: Final = 1.0
@@ -186,6 +188,7 @@ class Connection(web.RequestHandler):
         is_too_large = isinstance(exc, LineTooLong) or "Too many headers" in exc.message
         text = _TOO_LARGE if is_too_large else "this is no HTTP request\n"
         answer = web.Response(status=431 if is_too_large else 400, text=text)
+        answer.headers["Server"] = "gpu-hpc-exporter"  # as of all answers: the application has not seen this one
         answer.force_close()
         return answer
 
@@ -199,6 +202,9 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self._limit = _limit()
         self._peers: dict[str, dict[Connection, None]] = {}
+        self._count = 0
+        self._full_until = 0.0
+        self._full_from = 0
         self._listening: list[socket.socket] = []
         self._refused = 0
         self._log = SeldomLog(log)
@@ -271,17 +277,23 @@ class Connections:
             return
         connection = Connection(self._server, peer, self._forget)
         self._peers.setdefault(peer, {})[connection] = None
+        self._count += 1
         connection.task = self._loop.create_task(self._open(accepted, connection))
 
     def _make_room(self, peer: str) -> bool:
         """Whether one more of a peer may be open, perhaps in place of another one."""
         of_peer = self._peers.get(peer, {})
-        if len(of_peer) >= MAX_OF_PEER:
-            return _drop_one(of_peer, MIN_AGE_S)
-        if sum(map(len, self._peers.values())) < self._limit:
+        if len(of_peer) < MAX_OF_PEER and self._count < self._limit:
             return True
-        most = max(self._peers.values(), key=len)
-        return _drop_one(most, 0.0 if len(most) > len(of_peer) + 1 else MIN_AGE_S)
+        now = time.monotonic()
+        if now < self._full_until and len(of_peer) >= self._full_from:
+            return False
+        most = of_peer if len(of_peer) >= MAX_OF_PEER else max(self._peers.values(), key=len)
+        has_room = _drop_one(most, 0.0 if len(most) > len(of_peer) + 1 else MIN_AGE_S)
+        if not has_room:
+            # Others with as many get the same answer for a moment: to look again for each would be what a flood costs.
+            self._full_until, self._full_from = now + _FULL_S, len(of_peer)
+        return has_room
 
     async def _open(self, accepted: socket.socket, connection: Connection) -> None:
         """Up to the end of the TLS handshake, where there is one; what follows is the connection's own."""
@@ -301,7 +313,9 @@ class Connections:
 
     def _forget(self, connection: Connection) -> None:
         of_peer = self._peers.get(connection.peer, {})
-        of_peer.pop(connection, None)
+        if connection in of_peer:
+            del of_peer[connection]
+            self._count -= 1
         if not of_peer:
             self._peers.pop(connection.peer, None)
 
@@ -337,6 +351,7 @@ def _limit() -> int:
     return min(MAX_CONNECTIONS, max(MAX_OF_PEER, soft // 2))
 
 
+@lru_cache(maxsize=1024)
 def peer_of(host: str) -> str:
     """Who is at an address, for counting."""
     address = ipaddress.ip_address(host.partition("%")[0])

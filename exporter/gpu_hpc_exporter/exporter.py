@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol
 from gpu_hpc_exporter.config import Config, ConfigError
 from gpu_hpc_exporter.model import NS, SourceName
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.gpu_owner import Pace
 from gpu_hpc_exporter.samplers.job_parts import JobParts
 from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
 from gpu_hpc_exporter.samplers.kernels import KernelSampler
@@ -123,7 +124,8 @@ class HardwareSource:
         self._jobs = JobParts(self._kernels, config.jobs, self._procfs)
         self._kernels.use_owners(lambda: self._jobs.processes)
         self._pm = PmSampler(self._jobs.sampler, config.pm_sampling, interval_ns)
-        self._nvml = NvmlSampler(self._pm, interval_ns, self._driver_root, self._watches, self._pm.has_finer_windows)
+        pace = Pace(interval_ns, self._pm.has_finer_windows, self._fleet.is_watched)
+        self._nvml = NvmlSampler(self._pm, pace, self._driver_root, self._watches)
         self._kernels.start()
         self._jobs.start()
         self._pm.start()

@@ -99,6 +99,7 @@ def test_kernels_copies_jobs_and_sources(tab: Tab, replay: Exporter) -> None:
 
 def test_keyboard(tab: Tab, replay: Exporter) -> None:
     """Tab reaches the heatmap; its cursor tells what was there; Enter shows a second, Escape all of it."""
+    replay.wait_for(lambda samples: samples.one("gpu_hpc_observed_seconds_total") > 60)  # steps are of 6 s
     tab.open(replay.url)
     tab.wait_for(HAS_WINDOWS)
     for _ in range(30):
@@ -187,13 +188,55 @@ def test_sixty_four_gpus(tab: Tab, start: Start) -> None:
     assert tab.errors == []
 
 
+def test_windows_come_with_each_frame(tab: Tab, start: Start) -> None:
+    """While a page is open GPM's windows are not kept for a second: most frames bring some, and none is shown late."""
+    machine = start("device 0 sm 0.96 tensor 0.93 dram 0.17")
+    machine.wait_until_observed(2, 0)
+    tab.open(machine.exporter.url)
+    tab.wait_for(HAS_WINDOWS)
+    frames = tab.evaluate(FRAMES)
+    assert sum(count > 0 for count, _ in frames) > len(frames) / 2
+    assert sorted(lag for _, lag in frames)[len(frames) // 2] < 0.5
+    assert tab.errors == []
+
+
 def test_a_machine_without_a_driver_is_told_what_to_do(tab: Tab, tmp_path: Path) -> None:
     """The page says why there is no GPU, and names the doctor."""
     with run_exporter(tmp_path, env={"LD_LIBRARY_PATH": ""}) as exporter:
         tab.open(exporter.url)
         tab.wait_for("document.getElementById('banner').textContent.includes('library_not_found')")
+        assert "install the NVIDIA driver" in tab.text("#banner")
         assert "gpu-hpc-exporter doctor" in tab.text("#banner")
+        assert "--source=replay" in tab.text("#banner")
         assert tab.errors == []
+
+
+@pytest.mark.parametrize(
+    ("scenario", "says"),
+    [
+        ("device 0\nfault nvmlInit* 18", "reboot, or reload the kernel module"),
+        ("count 0", "The driver is up and shows no GPU"),
+        ("device 0\ndevice 1\nfault * device 1 15", "1 of 2 GPUs can be read"),
+    ],
+)
+def test_a_sick_machine_is_told_what_to_do(tab: Tab, start: Start, scenario: str, says: str) -> None:
+    """What is wrong in plain words, and the doctor; on a phone too nothing is cut off."""
+    tab.size(360, 740, 2, is_phone=True)
+    tab.open(start(scenario).exporter.url)
+    tab.wait_for(f"document.getElementById('banner').textContent.includes({json.dumps(says)})")
+    assert "gpu-hpc-exporter doctor" in tab.text("#banner")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert tab.errors == []
+
+
+def test_what_is_shown_is_as_late_as_windows_come(tab: Tab, replay: Exporter) -> None:
+    """Soon behind windows that come with each frame, later where they come once a second; never in leaps."""
+    tab.open(replay.url)
+    quick, handfuls, steps = tab.evaluate(DELAY)
+    assert quick == pytest.approx(0.15)
+    assert handfuls == pytest.approx(1.2)
+    assert max(steps) < 0.11
+    assert min(steps) >= -0.05
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -206,6 +249,39 @@ def test_a_phone_needs_no_scrolling_sideways(tab: Tab, replay: Exporter, scheme:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     for name in ("--text", "--faint", "--lie", "--truth"):
         assert tab.evaluate(CONTRAST.replace("NAME", name)) >= 4.5
+
+
+FRAMES = """new Promise(done => {
+  const events = new EventSource('api/v1/events');
+  const frames = [];
+  let newest = -Infinity;
+  events.addEventListener('windows', ({ data }) => {
+    const { now_seconds, windows } = JSON.parse(data);
+    const ends = Object.values(windows).flatMap(columns => columns.end_seconds);
+    newest = Math.max(newest, ...ends);
+    frames.push([ends.length, now_seconds - newest]);
+    if (frames.length < 25) return;
+    events.close();
+    done(frames.slice(5).map(([count, lag]) => [count, Math.min(lag, 100)]));
+  });
+})"""
+"""Of frames of the stream: how many windows, and how long before the frame the newest had ended."""
+
+
+DELAY = """import('./web/page/windows.js').then(({ Delay }) => {
+  const delay = new Delay();
+  const steps = [];
+  const follow = lags => lags.forEach(lag => {
+    const before = delay.seconds;
+    delay.note([lag, 0.01, 100]);
+    steps.push(delay.seconds - before);
+  });
+  follow(Array(100).fill(0.05));
+  const quick = delay.seconds;
+  follow(Array(100).fill(0).map((_, n) => 0.1 + 0.2 * (n % 6)));
+  return [quick, delay.seconds, steps];
+})"""
+"""How late the page is after twenty seconds of frames of either kind; a third GPU has stopped."""
 
 
 CONTRAST = """(() => {

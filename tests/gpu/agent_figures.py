@@ -273,11 +273,7 @@ PERIODS_SECONDS = {"tiny": 105, "eager_step": 45, "graph": 75, "layer": 25}
 
 def lasting(bench: Bench, seconds: float) -> None:
     """Time per step after the agent's last window, over that before the agent was loaded; processes in turns."""
-    say(
-        "| workload | without the agent | after its windows | the one over the other, 95 % interval |\n"
-        + "|---" * 4
-        + "|"
-    )
+    say("| workload | without the agent | after its windows | ratio, 95 % interval |\n" + "|---" * 4 + "|")
     for kind in bench.kinds:
         ratios: dict[str, list[float]] = {"without": [], "with": []}
         ways = {"without": None, "with": bench.late(period_seconds="1", window_seconds="0.5", budget="100")}

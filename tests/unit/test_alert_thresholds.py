@@ -67,6 +67,12 @@ SHARED: Final[dict[Comparison, float]] = {
     ("SyncStorm", "gpu:kernel_busy:ratio_rate10m", "<"): th.HOST_WAIT_BUSY,
     ("SyncStorm", SM_ACTIVE, "<"): th.HOST_WAIT_SM_ACTIVE,
     ("CommunicationExposed", "gpu:communication_exposed:ratio_rate10m", ">"): th.COMMUNICATION_EXPOSED,
+    ("CollectiveHung", SM_ACTIVE, ">"): th.HUNG_SM_ACTIVE,
+    ("CollectiveHung", "gpu:sm_active:stddev10m", "<"): th.HUNG_DEVIATION,
+    ("CollectiveHung", SM, "<"): th.HUNG_SM,
+    ("CollectiveHung", "gpu:nvml_utilization:avg5m", "<"): th.HUNG_NVML,
+    ("CollectiveHung", 'gpu:owner:info{job!=""}', ">="): th.HUNG_GPUS,
+    ("KernelJitter", "gpu:kernel_jittery:ratio_rate10m", ">"): th.JITTERY,
 }
 OWN: Final[set[Comparison]] = {
     ("DramSaturatedSmIdle", OBSERVED, ">"),
@@ -84,12 +90,7 @@ OWN: Final[set[Comparison]] = {
     ("IdleButAllocated", "gpu:busy:ratio_rate30m", "<"),
     ("IdleButAllocated", "gpu:nvml_utilization:avg5m", ">"),
     ("IdleButAllocated", OBSERVED_30M, ">"),
-    ("CollectiveHung", SM_ACTIVE, ">"),
-    ("CollectiveHung", "gpu:sm_active:stddev10m", "<"),
-    ("CollectiveHung", SM, "<"),
     ("CollectiveHung", OBSERVED, ">"),
-    ("CollectiveHung", "gpu:nvml_utilization:avg5m", "<"),
-    ("CollectiveHung", 'gpu:owner:info{job!=""}', ">="),
     ("SmallCopyStorm", OBSERVED, ">"),
     ("SmallCopyStorm", TRACED, ">"),
     ("PageableCopies", TRACED, ">"),
@@ -99,7 +100,6 @@ OWN: Final[set[Comparison]] = {
     ("LaunchQueueing", TRACED, ">"),
     ("SyncStorm", OBSERVED, ">"),
     ("SyncStorm", TRACED, ">"),
-    ("KernelJitter", "gpu:kernel_jittery:ratio_rate10m", ">"),
     ("KernelJitter", TRACED, ">"),
     ("CommunicationExposed", TRACED, ">"),
 }
@@ -143,6 +143,14 @@ def test_every_threshold_is_known_as_shared_or_as_own() -> None:
 @pytest.mark.parametrize("comparison", SHARED, ids=" ".join)
 def test_shared_thresholds_are_equal(comparison: Comparison) -> None:
     assert THRESHOLDS[comparison] == SHARED[comparison]
+
+
+def test_memory_nearly_full() -> None:
+    """Its one series stands there three times: now, half an hour ago, and the difference."""
+    groups = yaml.safe_load((RULES / "hardware.yml").read_text(encoding="utf-8"))["groups"]
+    (expression,) = [r["expr"] for g in groups for r in g["rules"] if r["alert"] == "GpuHpcMemoryNearlyFull"]
+    numbers = [float(number) for number in re.findall(r"> ([\d.]+)", expression)]
+    assert numbers == [th.MEMORY_NEARLY_FULL, th.MEMORY_WAS_FULL, th.MEMORY_RISE]
 
 
 def test_own_thresholds_fit_those_of_the_diagnosis() -> None:

@@ -16,7 +16,7 @@ from aiohttp.web import AppRunner, SockSite
 
 from gpu_hpc_exporter.app import build_app
 from gpu_hpc_exporter.diagnosis.classify import CLASSES
-from gpu_hpc_exporter.model import NS, GpuJobs, Job, JobOnGpu, JobsInForce, StateChange
+from gpu_hpc_exporter.model import NS, GpuJobs, Job, JobOnGpu, JobsInForce, Quantity, StateChange
 from gpu_hpc_exporter.samplers.fleet import Fleet
 from gpu_hpc_exporter.web.hub import MAX_PAGES, MAX_WAITING, RESYNC, Hub, Page
 from unit.objects import G0, G1, M1, readings, running_fleet, window
@@ -63,6 +63,49 @@ def test_gpus() -> None:
     assert (gpu["nvml_utilization_ratio"], gpu["power_watts"], gpu["processes"]) == (1.0, None, None)
 
 
+def hanging_fleet(length_s: int = 620, step: float = 0.0) -> Fleet:
+    """Two GPUs of one job on which a tenth of the SMs spins, more by `step` in the second half."""
+    gpus = [replace(BARE, uuid=f"GPU-{number}", index=number) for number in range(2)]
+    fleet = running_fleet(*gpus, now=length_s)
+    fleet.put(JobsInForce((length_s - 1) * NS, {g.uuid: GpuJobs((JobOnGpu(Job("bert")),), 1) for g in gpus}, {}, {}))
+    for gpu in gpus:
+        for end in range(1, length_s + 1):
+            active = 0.1 + (step if end > length_s - 300 else 0.0)
+            values: dict[Quantity, float] = {"sm_active": active, "pipe_tensor": 0.0, "dram_active": 0.0}
+            fleet.put(replace(window(end, values), uuid=gpu.uuid))
+    return fleet
+
+
+def test_a_collective_that_hangs() -> None:
+    """Ten minutes of the same, on one of the job's two GPUs: the alert's words, which ask no less."""
+    _, told = get(hanging_fleet(), "/api/v1/gpus")
+    verdict = told["gpus"][0]["verdict"]
+    assert (verdict["cause"], verdict["alert"]) == ("collective_hung", "GpuHpcCollectiveHung")
+    assert "the same 10% of the SMs spin" in verdict["sentence"]
+    assert "one of the job's 2 GPUs" in verdict["sentence"]
+
+
+@pytest.mark.parametrize(("length_s", "step"), [(570, 0.0), (620, 0.05)])
+def test_what_is_too_young_or_not_steady_does_not_hang(length_s: int, step: float) -> None:
+    """Nine and a half minutes are not ten, and SM activity that has changed is work."""
+    _, told = get(hanging_fleet(length_s, step), "/api/v1/gpus")
+    assert told["gpus"][0]["verdict"]["cause"] != "collective_hung"
+
+
+@pytest.mark.parametrize(("minutes", "is_told"), [(29, False), (31, True), (120, True)])
+def test_memory_that_fills_up(minutes: int, is_told: bool) -> None:  # noqa: FBT001  a column of the table
+    """From 85 % to 98 % in the last half hour; of a GPU that has been seen for less nobody knows whether it rose."""
+    fleet = running_fleet(BARE, now=60 * minutes)
+    for minute in range(minutes + 1):
+        used = 98.0 if minute > minutes - 20 else 85.0
+        fleet.put(readings(60 * minute, {"memory_used_bytes": used, "memory_total_bytes": 100.0}))
+    fleet.put(window(60 * minutes, {"sm_active": 1.0, "pipe_tensor": 0.9, "dram_active": 0.1}))
+    _, told = get(fleet, "/api/v1/gpus")
+    found = told["gpus"][0]["verdict"]
+    assert found["cause"] == "compute_bound"
+    assert [other["alert"] for other in found["also"]] == (["GpuHpcMemoryNearlyFull"] if is_told else [])
+
+
 @pytest.mark.parametrize("change", [None, StateChange(NS, "nvml", "", "failed", "driver_not_loaded")])
 def test_no_driver_is_said(change: StateChange | None) -> None:
     """Why there is no GPU stands there, also before anything was asked."""
@@ -71,6 +114,7 @@ def test_no_driver_is_said(change: StateChange | None) -> None:
         fleet.put(change)
     _, told = get(fleet, "/api/v1/gpus")
     assert (told["up"], told["down_reason"], told["gpus"]) == (False, change.reason if change else "starting", [])
+    assert ("modprobe nvidia" if change else "is being asked") in told["down_advice"]
 
 
 def test_text_from_outside_is_bounded() -> None:

@@ -21,7 +21,7 @@ from gpu_hpc_exporter.model import (
     WindowsRejected,
     XidError,
 )
-from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
+from gpu_hpc_exporter.samplers.fleet import MAX_GONE_INSTANCES, WATCHED_NS, Fleet, FleetSnapshot
 from unit.objects import (
     DRIVER,
     G0,
@@ -152,6 +152,16 @@ def test_only_an_active_source_becomes_stale(source: SourceName, current: State)
     assert [(s.state, s.reason) for s in fleet.snapshot().states] == [(current, "why")]
 
 
+def test_mig_instances_that_are_gone_for_long_leave_nothing() -> None:
+    """Each re-partitioning makes new UUIDs: the oldest are forgotten with all that belongs to them."""
+    fleet = running_fleet(G0, G1)
+    for number in range(MAX_GONE_INSTANCES + 50):
+        fleet.put(inventory(G0, G1, replace(M1, uuid=f"MIG-{number:08x}-0000-0000-0000-000000000000")))
+    labels = fleet.snapshot().labels
+    assert len(labels) == 2 + MAX_GONE_INSTANCES + 1
+    assert {G0.uuid, G1.uuid} < labels.keys()
+
+
 def test_states_go_with_their_mig_instance() -> None:
     """An instance that was taken apart has no states; those of GPUs and of the host stay."""
     fleet = running_fleet(G0, G1, M1)
@@ -227,6 +237,17 @@ def test_a_new_gauge_window_takes_effect() -> None:
     assert before.gauges["sm_active"] == pytest.approx(2 / 15, abs=0.01)
     assert after.gauges["sm_active"] == 1.0
     assert after.quantities == before.quantities
+
+
+def test_it_is_watched_while_somebody_asks_for_new_windows() -> None:
+    """A page asks five times a second; a second after the last time nobody needs windows one by one."""
+    now = 10 * NS
+    fleet = Fleet(lambda: now, 15 * NS)
+    assert not fleet.is_watched()
+    fleet.windows_since({})
+    assert fleet.is_watched()
+    now += WATCHED_NS
+    assert not fleet.is_watched()
 
 
 @pytest.mark.parametrize(

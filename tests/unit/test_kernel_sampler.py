@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -455,6 +456,47 @@ def test_a_gpu_that_is_none_of_ours(node: Node) -> None:
     samples = node.look()
     assert executions(samples) == {"relu": 0, "other": 6}
     assert executions(samples, uuid=G1.uuid)["other"] == 6
+
+
+def test_a_gpu_that_is_not_listed_for_a_moment(node: Node) -> None:
+    """What its jobs did before and meanwhile is counted, and is there when the GPU is listed again."""
+    writer = node.agent(101, BERT, G1.uuid)
+    run(writer, {b"gemm": (10, 1000)})
+    node.sampler.put(inventory(G0))
+    assert executions(node.look()) == {}
+    run(writer, {b"gemm": (5, 1000)})
+    node.look()
+    node.sampler.put(inventory(G0, G1))
+    assert sum(executions(node.look(), uuid=G1.uuid).values()) == 15
+
+
+def test_instances_that_were_listed_once_are_forgotten_some_time(node: Node) -> None:
+    """MIG makes new UUIDs for ever: of those that are not listed now the oldest go."""
+    writer = node.agent(101, BERT, M1.uuid)
+    for number in range(200):
+        node.sampler.put(inventory(G0, G1, replace(M1, uuid=f"MIG-{number:08x}-0000-0000-0000-000000000000")))
+    run(writer, {b"gemm": (10, 1000)})
+    node.sampler.put(inventory(G0, G1, M1))
+    assert sum(executions(node.look(), uuid=M1.uuid).values()) == 10
+    for number in range(200):
+        node.sampler.put(inventory(G0, G1, replace(M1, uuid=f"MIG-{number:08x}-0000-0000-0000-000000000000")))
+    run(writer, {b"gemm": (5, 1000)})
+    node.look()
+    node.sampler.put(inventory(G0, G1, M1))
+    assert executions(node.look(), uuid=M1.uuid) == {}
+
+
+def test_names_that_are_found_when_the_process_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding names has its time in each look; a process that ends meanwhile loses none of its kernels."""
+    writer = node.agent()
+    run(writer, {b"gemm": (10, 1000), b"relu": (7, 1000)})
+    monkeypatch.setattr(kernels_module, "_NAMING_S", -1.0)
+    assert executions(node.look()) == {"other": 0}
+    writer.end()
+    node.look()
+    monkeypatch.undo()
+    assert sum(executions(node.look()).values()) == 17
+    assert sum(executions(node.look()).values()) == 17
 
 
 def test_a_process_that_is_not_known_yet(node: Node) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -63,6 +63,26 @@ NONE: Final = Waits(
     exposed=None,
 )
 STARVED: Final = Seen({"starved": 1.0}, {"sm": 0.01}, sm_active=0.05, job="bert")
+HUNG: Final = Seen(
+    {"starved": 1.0},
+    {"sm": 0.0, "dram": 0.0},
+    sm_active=0.12,
+    job="bert",
+    nvml_utilization=1.0,
+    job_gpus=8,
+    deviation=0.001,
+)
+"""NCCL's kernels spin on an eighth of the SMs, and have for ten minutes."""
+BESIDE: Final[Mapping[str, Seen]] = {
+    "KernelJitter": replace(STARVED, waits=(replace(NONE, jittery=0.4, jittery_kernel="gather"),)),
+    "MemoryNearlyFull": replace(STARVED, memory=0.98, memory_before=0.85),
+}
+"""What stands beside the verdict, whatever that is."""
+CLASS_SHARE: Final[Mapping[str, Mapping[BottleneckClass, float]]] = {
+    "starved": {"starved": 1.0},
+    "compute_bound": {"compute_bound": 1.0},
+    "idle": {"idle": 1.0},
+}
 EXAMPLES: Final[Mapping[str, Seen]] = {
     "DramSaturatedSmIdle": Seen({"dram_bound": 1.0}, {"dram": 0.95, "sm": 0.1}, job="bert"),
     "PcieSaturated": Seen({"pcie_bound": 1.0}, {"pcie": 0.95, "sm": 0.0}, to_gpu=5e10, to_host=0.0, job="bert"),
@@ -75,6 +95,7 @@ EXAMPLES: Final[Mapping[str, Seen]] = {
     "LaunchQueueing": replace(STARVED, waits=(replace(NONE, queue_s=0.05),)),
     "SyncStorm": replace(STARVED, waits=(replace(NONE, host_wait=0.7),)),
     "CommunicationExposed": replace(STARVED, waits=(replace(NONE, exposed=0.5),)),
+    "CollectiveHung": HUNG,
 }
 """One for each alert whose summary a verdict repeats."""
 
@@ -90,7 +111,7 @@ def verdicts() -> Mapping[str, Verdict]:
     for event in recording().events:
         while phases and phases[0].start * NS <= time_of(event):
             if current:
-                row = gpus(fleet.snapshot(), fleet.recent_kernels()).gpus[0].verdict
+                row = gpus(fleet.snapshot(), fleet.recent_kernels(), fleet.windows).gpus[0].verdict
                 found[current] = Verdict(row.cause, row.sentence, row.advice, row.alert or "")
             current = phases.pop(0).name
         now_ns = time_of(event)
@@ -133,6 +154,50 @@ def test_sentences_are_the_alerts_summaries(alert: str) -> None:
     said = iter(words(found.sentence))
     missing = [word for word in words(ALERTS[alert]["summary"]) if word not in said]
     assert not missing, found.sentence
+
+
+@pytest.mark.parametrize("alert", BESIDE)
+@pytest.mark.parametrize("job", ["bert", ""])
+def test_what_else_is_wrong_is_in_the_alerts_words(alert: str, job: str) -> None:
+    """It stands beside the verdict, which stays what it was; the same for a GPU that computes as it should."""
+    for name in ("starved", "compute_bound", "idle"):
+        seen = replace(BESIDE[alert], class_share=CLASS_SHARE[name], job=job)
+        found = verdict(seen)
+        assert replace(found, also=()) == verdict(replace(seen, waits=(), memory=None))
+        (other,) = found.also
+        assert (other.alert, other.advice) == (alert, ADVICE[alert])
+        said = iter(words(other.sentence))
+        summary = [word for word in words(ALERTS[alert]["summary"]) if job or word != "in"]
+        assert not [word for word in summary if word not in said], other.sentence
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"deviation": None},
+        {"deviation": 0.01},
+        {"job_gpus": 1},
+        {"job": ""},
+        {"sm_active": 0.02},
+        {"sm_active": 0.5},
+        {"nvml_utilization": 0.9},
+        {"intensity": {"sm": 0.05, "dram": 0.0}},
+        {"intensity": {"sm": 0.0, "dram": 0.01}},
+        {"intensity": {"sm": 0.0, "dram": 0.0, "nvlink": 0.01}},
+        {"intensity": {"sm": 0.0}},
+    ],
+    ids=str,
+)
+def test_a_job_that_does_something_does_not_hang(less: Mapping[str, Any]) -> None:
+    """Each of the signs must be there."""
+    assert verdict(HUNG).alert == "CollectiveHung"
+    assert verdict(replace(HUNG, **less)).alert != "CollectiveHung"
+
+
+@pytest.mark.parametrize(("now", "before"), [(0.97, 0.85), (0.98, 0.8), (0.98, 0.976), (0.98, None), (None, 0.85)])
+def test_memory_that_is_full_and_flat_is_no_finding(now: float | None, before: float | None) -> None:
+    """A server that reserves all of it at its start is well; what is not known accuses nobody."""
+    assert not verdict(replace(STARVED, memory=now, memory_before=before)).also
 
 
 @pytest.mark.parametrize("key", ADVICE)

@@ -51,3 +51,15 @@ HOST_WAIT: Final = 0.1
 HOST_WAIT_BUSY: Final = 0.7
 HOST_WAIT_SM_ACTIVE: Final = 0.6
 COMMUNICATION_EXPOSED: Final = 0.3
+JITTERY: Final = 0.05
+"""Share of the time in kernels."""
+HUNG_SM_ACTIVE: Final = 0.02
+HUNG_DEVIATION: Final = 0.01
+HUNG_SM: Final = 0.05
+HUNG_NVML: Final = 0.95
+HUNG_GPUS: Final = 2
+MEMORY_NEARLY_FULL: Final = 0.97
+MEMORY_WAS_FULL: Final = 0.8
+"""Half an hour ago."""
+MEMORY_RISE: Final = 0.005
+"""Since then; a server that reserves all memory at its start is flat."""

@@ -6,8 +6,8 @@ two together. An alert asks whether it lasted for minutes, a verdict looks at th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_hpc_exporter.diagnosis import thresholds as th
@@ -18,12 +18,16 @@ from gpu_hpc_exporter.diagnosis.waits import Waits
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """cause: a stable name for programs. alert: the alert of that cause, "" where there is none."""
+    """cause: a stable name for programs. alert: the alert of that cause, "" where there is none.
+
+    also: what else is wrong with the job or the GPU, whatever bounds it now.
+    """
 
     cause: str
     sentence: str
     advice: str
     alert: str = ""
+    also: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,9 @@ class Seen:
     """Means of the last seconds. class_share: by class, adds up to 1, empty where nothing was measured.
 
     to_gpu, to_host: bytes a second over the host link. job: the only one that holds the GPU, "" where there is none.
-    waits: of each job with an agent. gap: why nothing is measured. power_brake: as against heat.
+    waits: of each job with an agent. gap: why nothing is measured. power_brake: as against heat. job_gpus: how many
+    GPUs here the job holds. deviation: of SM active over ten minutes, None where so much is not known. memory,
+    memory_before: share in use now and half an hour ago.
     """
 
     class_share: Mapping[BottleneckClass, float]
@@ -46,6 +52,10 @@ class Seen:
     waits: Sequence[Waits] = field(default_factory=tuple)
     gap: str = ""
     power_brake: bool = False
+    job_gpus: int = 0
+    deviation: float | None = None
+    memory: float | None = None
+    memory_before: float | None = None
 
 
 ADVICE: Final[Mapping[str, str]] = {
@@ -77,6 +87,13 @@ ADVICE: Final[Mapping[str, str]] = {
     "CommunicationExposed": "Overlap it with compute (bucket size, asynchronous collectives, a stream of its own), "
     "move less, and see which way the data go: NVLink and InfiniBand instead of PCIe and the host. It may also be the "
     "wait for a slower rank.",
+    "KernelJitter": "Executions with equal name, grid and block differ by more than their mean. See whether another "
+    "job shares the GPU, whether its clocks change, and whether the kernel waits for memory of the host or of another "
+    "GPU.",
+    "CollectiveHung": "Find the rank that left: the job's GPU that is idle or gone, its log, its node. Then end and "
+    "restart the job.",
+    "MemoryNearlyFull": "Look for tensors that stay referenced (losses kept for logging, caches that grow) and for "
+    "fragmentation, before an allocation fails.",
     "ThermalSlowdown": "Look at fans, air flow or coolant, and the inlet's temperature; compare with the node's other "
     "GPUs. Lower the power limit until it is repaired.",
     "PowerBrake": "Look at the node's power supplies, the GPU's power cables and the rack's power budget in the BMC's "
@@ -86,7 +103,56 @@ ADVICE: Final[Mapping[str, str]] = {
 
 
 def verdict(seen: Seen) -> Verdict:
-    """What took most of the time that was not idle."""
+    """What took most of the time that was not idle, and what else is wrong."""
+    found = _hung(seen) if may_hang(seen) else None
+    return replace(found or _of_time(seen), also=(*_jitter(seen.waits), *_memory(seen)))
+
+
+def may_hang(seen: Seen) -> bool:
+    """Whether all but the deviation speaks for a collective that spins."""
+    links = [seen.intensity.get("pcie", 0.0), seen.intensity.get("nvlink", 0.0)]
+    return (
+        bool(seen.job)
+        and seen.job_gpus >= th.HUNG_GPUS
+        and th.HUNG_SM_ACTIVE < (seen.sm_active or 0.0) < th.STARVED_SM_ACTIVE
+        and seen.intensity.get("sm", 1.0) < th.HUNG_SM
+        and seen.intensity.get("dram", 1.0) < th.IDLE_SHARE
+        and max(links) < th.IDLE_SHARE
+        and not (seen.nvml_utilization is not None and seen.nvml_utilization < th.HUNG_NVML)
+    )
+
+
+def _hung(seen: Seen) -> Verdict | None:
+    if seen.deviation is None or seen.deviation >= th.HUNG_DEVIATION:
+        return None
+    text = (
+        f"Collective hangs in {seen.job}: for 10 minutes the same {_percent(seen.sm_active)} of the SMs spin and no "
+        f"data move, on one of the job's {seen.job_gpus} GPUs here"
+    )
+    return Verdict("collective_hung", text, ADVICE["CollectiveHung"], "CollectiveHung")
+
+
+def _jitter(waits: Sequence[Waits]) -> Iterator[Verdict]:
+    for found in waits:
+        if found.jittery is not None and found.jittery > th.JITTERY:
+            text = (
+                f"A kernel takes ever different times in {found.job}: {found.jittery_kernel}, "
+                f"{_percent(found.jittery)} of the time in kernels"
+            )
+            yield Verdict("kernel_jitter", text, ADVICE["KernelJitter"], "KernelJitter")
+
+
+def _memory(seen: Seen) -> Iterator[Verdict]:
+    now, before = seen.memory, seen.memory_before
+    if now is None or before is None:
+        return
+    if now > th.MEMORY_NEARLY_FULL and before > th.MEMORY_WAS_FULL and now - before > th.MEMORY_RISE:
+        where = f"in {seen.job}" if seen.job else "(no single job)"
+        text = f"Memory nearly full {where}: {now:.1%} used and still rising after half an hour above 80%"
+        yield Verdict("memory_nearly_full", text, ADVICE["MemoryNearlyFull"], "MemoryNearlyFull")
+
+
+def _of_time(seen: Seen) -> Verdict:
     share = seen.class_share
     if not share:
         return Verdict(

@@ -5,7 +5,7 @@ The formulas are those of the recorded series gpu:kernel_…, gpu:host_… and g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_hpc_exporter.diagnosis.kernels import Behaviour, pattern
@@ -24,7 +24,8 @@ class Waits:
     copies, copy_bytes: from host to GPU. queue_s: mean from launch to start. host_wait: share of the time that the
     host's threads waited for the GPU. many_short: share of the launches outside graphs that were of kernels that show
     that pattern in these looks. busy: share of the time in which a kernel or copy ran. exposed: communication beside
-    which nothing computed, as a share of the time in which any kernel ran.
+    which nothing computed, as a share of the time in which any kernel ran. jittery: share of the time in kernels of
+    jittery_kernel, the one of that pattern that has most of it.
     """
 
     job: str
@@ -39,6 +40,8 @@ class Waits:
     host_wait: float
     busy: float | None
     exposed: float | None
+    jittery: float | None = None
+    jittery_kernel: str = ""
 
 
 def waits(activities: Sequence[GpuActivity]) -> Waits | None:
@@ -59,6 +62,7 @@ def waits(activities: Sequence[GpuActivity]) -> Waits | None:
     overlap = _total(activities, "overlap_ns")
     communication = _total(activities, "communication_ns")
     running = _total(activities, "compute_ns") + communication - overlap
+    jittery_kernel, jittery = _jittery(activities[-1], kernels)
     return Waits(
         job=activities[-1].job,
         executions=sum(amount.executions for amount in kernels.values()) / traced_s,
@@ -73,6 +77,8 @@ def waits(activities: Sequence[GpuActivity]) -> Waits | None:
         host_wait=(sum(_total(activities, name) for name in _SYNC) + pageable_api_ns) / NS / traced_s,
         busy=_total(activities, "busy_ns") / device_traced_ns if device_traced_ns else None,
         exposed=max(0, communication - overlap) / running if running > 0 else None,
+        jittery=jittery,
+        jittery_kernel=jittery_kernel,
     )
 
 
@@ -83,6 +89,15 @@ def by_kernel(activities: Iterable[GpuActivity]) -> dict[str, KernelAmount]:
         for name, more in activity.kernels.items():
             found[name] = found.get(name, KernelAmount()) + more
     return found
+
+
+def _jittery(newest: GpuActivity, kernels: Mapping[str, KernelAmount]) -> tuple[str, float | None]:
+    total_ns = sum(amount.ns for amount in kernels.values())
+    found = [name for name, shown in newest.patterns.items() if shown == "jittery" and name in kernels]
+    if not (found and total_ns):
+        return "", None
+    most = max(found, key=lambda name: kernels[name].ns)
+    return most, kernels[most].ns / total_ns
 
 
 def _is_many_short(amount: KernelAmount, traced_s: float) -> bool:

@@ -44,6 +44,8 @@ MAX_GONE_INSTANCES: Final = 128
 """MIG instances that are gone and whose counters are kept; the oldest are forgotten."""
 MAX_JOBS_AGE_NS: Final = 10_000_000_000
 """What was said of jobs vanishes when nobody has said it anew for so long: five times its period."""
+WATCHED_NS: Final = 1_000_000_000
+"""So long after somebody asked for new windows it is worth while to have them soon; a page asks five times a second."""
 _FELL_OFF_DOUBT_NS: Final = 10_000_000_000
 """Readings that still arrive this long after the kernel log called a GPU lost prove it wrong."""
 
@@ -155,6 +157,7 @@ class Fleet:
         self._helper_restarts = 0
         self._jobs = JobsInForce(-MAX_JOBS_AGE_NS, {}, {}, {})
         self._kernels = KernelTotals()
+        self._watched_until_ns = 0
 
     def configure(
         self, gauge_window_ns: int, expected_gpus: int | None, required: frozenset[SourceName] = frozenset()
@@ -207,8 +210,14 @@ class Fleet:
         Of a GPU that has none here, none: only the number from which to go on.
         """
         with self._lock:
+            now = self._clock()
+            self._watched_until_ns = now + WATCHED_NS
             histories = {uuid: self._totals[uuid].history for uuid in self._visible}
-            return self._clock(), {u: h.since(sequences.get(u, h.following)) for u, h in histories.items()}
+            return now, {u: h.since(sequences.get(u, h.following)) for u, h in histories.items()}
+
+    def is_watched(self) -> bool:
+        """Whether somebody waits for new windows; asked at every beat of every GPU, so without the lock."""
+        return self._clock() < self._watched_until_ns
 
     def windows(self, uuid: str, length_ns: int) -> tuple[int, WindowSlice] | None:
         """The clock's time now, and a GPU's windows of the last `length_ns`; None for one that nobody knows."""
@@ -298,7 +307,7 @@ class Fleet:
             self._totals[uuid].history.forget()
         self._states = {key: state for key, state in self._states.items() if key[1] not in instances}
         for uuid in instances[: max(0, len(instances) - MAX_GONE_INSTANCES)]:
-            del self._totals[uuid]
+            del self._totals[uuid], self._labels[uuid]
         visible = sum(not gpu.parent_uuid for gpu in inventory.gpus)
         self._most_visible = max(self._most_visible, inventory.counted, visible)
 

@@ -53,6 +53,8 @@ _PATIENCE_NS: Final = 15 * NS
 _TWIN_NS: Final = 30 * NS
 """How long a second file of one process is waited for to become the only one, as after exec."""
 _SILENT_NS: Final = 30 * NS
+_MAX_MISSING: Final = 128
+"""GPUs and MIG instances that were listed once and are not now; the fleet keeps counters of as many instances."""
 
 
 class Owners(Protocol):
@@ -118,7 +120,12 @@ class KernelSampler:
         if isinstance(event, JobsInForce):
             self._jobs = event
         elif isinstance(event, Inventory):
-            self._gpus = {_hex(gpu.uuid): gpu.uuid for gpu in event.gpus}
+            self._know({_hex(gpu.uuid): gpu.uuid for gpu in event.gpus})
+
+    def _know(self, listed: dict[str, str]) -> None:
+        """A GPU that is not listed now, while its driver hangs, or because it is lost, has jobs that did something."""
+        missing = [item for item in self._gpus.items() if item[0] not in listed]
+        self._gpus = dict(missing[-_MAX_MISSING:]) | listed
 
     def start(self) -> None:
         """Begin in the background."""

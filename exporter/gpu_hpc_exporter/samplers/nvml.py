@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -50,21 +49,11 @@ _RELEASE_RETRY_S: Final = 0.2
 class NvmlSampler:
     """Feeds a sink from NVML until stopped. A missing or broken driver is a state, never an exception."""
 
-    def __init__(
-        self,
-        sink: Sink,
-        interval_ns: int,
-        driver_root: Path,
-        watches: CallWatches,
-        has_finer_windows: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        """`watches` tells others which driver calls are under way.
-
-        `has_finer_windows` tells whether somebody else samples a GPU, by UUID, more finely than GPM can.
-        """
+    def __init__(self, sink: Sink, pace: Pace, driver_root: Path, watches: CallWatches) -> None:
+        """`watches` tells others which driver calls are under way."""
         self._sink = sink
         self._driver_root = driver_root
-        self._pace = Pace(_above_floor(interval_ns), has_finer_windows)
+        self._pace = replace(pace, interval_ns=_above_floor(pace.interval_ns))
         self._release_lock = threading.Lock()
         self._released_until_s = 0.0
         self._is_closed = threading.Event()

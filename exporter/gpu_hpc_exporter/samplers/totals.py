@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, get_args
@@ -46,6 +47,9 @@ _CLOCK_EVENTS: Final = tuple(
     (r, r.removeprefix(CLOCK_EVENT_PREFIX)) for r in READINGS if r.startswith(CLOCK_EVENT_PREFIX)
 )
 _MAX_READING_GAP_NS: Final = 5 * NS
+_MEMORY_STEP_NS: Final = 60 * NS
+MEMORY_BEFORE_NS: Final = 1800 * NS
+"""Memory that fills up is compared with what was in use half an hour ago."""
 MAX_PROCESSES_AGE_NS: Final = 6 * NS
 """Three times the period at which they are listed."""
 
@@ -59,6 +63,8 @@ class GpuSnapshot:
     stopped. `leader`: whose windows are classified now, `truths`: from whose windows each quantity is counted now.
     `l2_miss_ratio`: missed by requested sectors over the gauge window, `l2_definition` what "missed" means.
     `readings`: empty when stale. `processes`: None when stale, or where no list can be had or trusted.
+    `memory_used`, `memory_used_before`: share of the memory that programs can have, now and half an hour ago; None
+    where not known.
     `agent_slowdown`: share of its progress that is lost while a kernel agent traces, None where nobody can say.
     """
 
@@ -86,6 +92,8 @@ class GpuSnapshot:
     rejected: Mapping[tuple[str, str], int]
     incidents: Mapping[Incident, int]
     processes: tuple[GpuProcess, ...] | None
+    memory_used: float | None
+    memory_used_before: float | None
     agent_slowdown: float | None
 
 
@@ -105,6 +113,7 @@ class GpuTotals:
         self._intervals_ns: dict[WindowSource, int] = {}
         self._l2_definition: L2Definition = ""
         self._readings = Readings(gpu.uuid, -MIN_STALE_NS, {})
+        self._memory_used: deque[tuple[int, float]] = deque()
         self._is_slowed_down = False
         self._rising = {reading: RisingCounter() for reading in CUMULATIVE_READINGS}
         self._nvml_busy_ns: int | None = None
@@ -209,6 +218,7 @@ class GpuTotals:
         if 0 < elapsed <= _MAX_READING_GAP_NS:
             self._integrate_readings(readings.values, elapsed)
         self._readings = replace(readings, values=self._never_back(readings.values))
+        self._note_memory(readings)
         self._is_slowed_down = any(readings.values.get(reason, 0) for reason in SLOWDOWN_READINGS)
         self._ledger.peaks = Peaks(
             dram=readings.values.get("dram_limit_bytes_per_second"),
@@ -216,6 +226,22 @@ class GpuTotals:
             nvlink=readings.values.get("nvlink_limit_bytes_per_second"),
             c2c=readings.values.get("c2c_limit_bytes_per_second"),
         )
+
+    def _note_memory(self, readings: Readings) -> None:
+        """Once a minute; the oldest that is kept is the newest that is half an hour old."""
+        used, now_ns, kept = memory_used(readings.values), readings.time_ns, self._memory_used
+        if used is None or (kept and now_ns - kept[-1][0] < _MEMORY_STEP_NS):
+            return
+        kept.append((now_ns, used))
+        while len(kept) > 1 and now_ns - kept[1][0] >= MEMORY_BEFORE_NS:
+            kept.popleft()
+
+    def _memory_before(self, now_ns: int) -> float | None:
+        """Of no time before the last gap of five minutes: nobody knows what happened in it."""
+        kept = self._memory_used
+        if not kept or now_ns - kept[0][0] < MEMORY_BEFORE_NS:
+            return None
+        return kept[0][1] if now_ns - kept[0][0] < MEMORY_BEFORE_NS + 5 * _MEMORY_STEP_NS else None
 
     def add_processes(self, processes: GpuProcesses) -> None:
         """Replace the list of processes; more memory than is in use cannot be theirs alone, which is counted."""
@@ -263,6 +289,8 @@ class GpuTotals:
             rejected=self._rejected.copy(),
             incidents=self._incidents.copy(),
             processes=self._fresh_processes(now_ns),
+            memory_used=memory_used(self._fresh_readings(now_ns)),
+            memory_used_before=self._memory_before(now_ns),
             agent_slowdown=self._slowdown.slowdown(now_ns),
         )
 
@@ -327,6 +355,15 @@ class GpuTotals:
             active = values.get(reading)
             if active is not None:
                 self._clock_event_ns[reason] = self._clock_event_ns.get(reason, 0) + round(active * elapsed_ns)
+
+
+def memory_used(readings: Mapping[Reading, float]) -> float | None:
+    """Share of the memory that programs can have, None where the driver does not tell."""
+    used, total = readings.get("memory_used_bytes"), readings.get("memory_total_bytes")
+    if used is None or total is None:
+        return None
+    available = total - readings.get("memory_reserved_bytes", 0.0)
+    return used / available if available > 0 else None
 
 
 def attributed_bytes(processes: tuple[GpuProcess, ...] | None) -> int | None:

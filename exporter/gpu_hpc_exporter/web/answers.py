@@ -5,7 +5,9 @@ Field names are a contract (docs/api.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean, pstdev
 from typing import Final
 
 import msgspec
@@ -13,17 +15,21 @@ import msgspec
 from gpu_hpc_exporter import __version__
 from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass
 from gpu_hpc_exporter.diagnosis.kernels import category
-from gpu_hpc_exporter.diagnosis.verdict import Seen, Verdict, verdict
+from gpu_hpc_exporter.diagnosis.verdict import Seen, Verdict, may_hang, verdict
 from gpu_hpc_exporter.diagnosis.waits import by_kernel, waits
 from gpu_hpc_exporter.exposition import clean_label
 from gpu_hpc_exporter.model import NS, CopyAmount, CopyKind, GpuActivity, JobOnGpu, Quantity
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot, SourceState
 from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
+from gpu_hpc_exporter.samplers.nvml import RELEASED
 from gpu_hpc_exporter.samplers.totals import GpuSnapshot
 from gpu_hpc_exporter.samplers.window_history import ABSENT, COLUMNS, ROW, STEPS, WindowSlice
+from gpu_hpc_exporter.sources.nvml.library import remedy
 
 MAX_PROCESSES: Final = 64
 MAX_KERNELS: Final = 12
+STEADY_NS: Final = 600 * NS
+_STEADY_STEP_NS: Final = 15 * NS
 _RATIOS: Final = tuple(round(step / STEPS, 3) if step <= STEPS else None for step in range(ABSENT + 1))
 _PIPES: Final[Mapping[Quantity, str]] = {
     "pipe_tensor": "tensor",
@@ -33,6 +39,15 @@ _PIPES: Final[Mapping[Quantity, str]] = {
     "pipe_int": "integer",
     "pipe_shared": "shared",
 }
+
+
+_DOWN: Final[Mapping[str, str]] = {
+    "starting": "the driver is being asked for its GPUs",
+    "driver_hung": "a call into the driver does not return: the kernel log may say why",
+    "internal_error": "this is a mistake of the exporter: its log has more",
+    RELEASED: "the driver was closed on request: `gpu-hpc-exporter resume` opens it at once",
+}
+"""What is to be said of reasons that are not NVML's."""
 
 
 class WindowColumns(msgspec.Struct):
@@ -128,12 +143,13 @@ class SourceRow(msgspec.Struct):
 
 
 class VerdictRow(msgspec.Struct):
-    """What holds the GPU back now. alert: null where none is for it."""
+    """What holds the GPU back now. alert: null where none is for it. also: what else is wrong."""
 
     cause: str
     sentence: str
     advice: str
     alert: str | None
+    also: list[VerdictRow]
 
 
 class GpuRow(msgspec.Struct):
@@ -181,6 +197,8 @@ class Gpus(msgspec.Struct):
     unix_seconds: float
     up: bool
     down_reason: str | None
+    down_advice: str | None
+    expected_gpus: int
     recording: str | None
     driver_version: str | None
     gpus: list[GpuRow]
@@ -189,8 +207,11 @@ class Gpus(msgspec.Struct):
     agents: dict[str, int] | None
 
 
-def gpus(snapshot: FleetSnapshot, recent: Mapping[tuple[str, str], RecentActivity]) -> Gpus:
-    """Everything but the windows. All text from outside is bounded."""
+WindowsOf = Callable[[str, int], tuple[int, WindowSlice] | None]
+
+
+def gpus(snapshot: FleetSnapshot, recent: Mapping[tuple[str, str], RecentActivity], windows_of: WindowsOf) -> Gpus:
+    """Everything but the windows. All text from outside is bounded. `windows_of`: as Live.windows."""
     replay = snapshot.host_state("replay")
     by_uuid: dict[str, list[SourceState]] = {}
     for state in snapshot.states:
@@ -205,16 +226,22 @@ def gpus(snapshot: FleetSnapshot, recent: Mapping[tuple[str, str], RecentActivit
         unix_seconds=round(snapshot.wall_ns / NS, 3),
         up=snapshot.is_up,
         down_reason=clean_label(snapshot.down_reason) or None,
+        down_advice=_down_advice(snapshot.down_reason),
+        expected_gpus=snapshot.expected,
         recording=clean_label(replay.reason) if replay is not None else None,
         driver_version=snapshot.driver.driver_version or None if snapshot.driver is not None else None,
         gpus=[
-            _gpu(snapshot, totals, by_uuid.get(totals.gpu.uuid, []), kernels.get(totals.gpu.uuid, []))
+            _gpu(snapshot, totals, by_uuid.get(totals.gpu.uuid, []), kernels.get(totals.gpu.uuid, []), windows_of)
             for totals in snapshot.gpus
         ],
         lost=[clean_label(gpu.uuid) for gpu in snapshot.lost],
         sources=_sources(by_uuid.get("", []), snapshot.now_ns),
         agents={str(name): count for name, count in (snapshot.kernels.agents or {}).items()} or None,
     )
+
+
+def _down_advice(reason: str) -> str | None:
+    return (_DOWN.get(reason) or remedy(clean_label(reason))) if reason else None
 
 
 def windows(now_ns: int, slices: Mapping[str, WindowSlice]) -> Windows:
@@ -237,14 +264,20 @@ def columns(part: WindowSlice) -> WindowColumns:
 
 
 def _gpu(
-    snapshot: FleetSnapshot, totals: GpuSnapshot, states: Sequence[SourceState], told: Sequence[RecentActivity]
+    snapshot: FleetSnapshot,
+    totals: GpuSnapshot,
+    states: Sequence[SourceState],
+    told: Sequence[RecentActivity],
+    windows_of: WindowsOf,
 ) -> GpuRow:
     gpu, gauges, rates, readings = totals.gpu, totals.gauges, totals.rates, totals.readings
     known = snapshot.jobs.get(gpu.uuid)
     processes = totals.processes
     recent_ns = sum(totals.recent_class_ns.values())
     share = {name: ns / recent_ns for name, ns in totals.recent_class_ns.items() if ns} if recent_ns else {}
-    seen = _seen(totals, share, clean_label(snapshot.job_of(gpu.uuid)), states, told)
+    seen = _seen(snapshot, totals, share, states, told)
+    if may_hang(seen):
+        seen = replace(seen, deviation=_deviation(windows_of(gpu.uuid, STEADY_NS)))
     return GpuRow(
         gpu=snapshot.label(gpu.uuid),
         uuid=clean_label(gpu.uuid),
@@ -286,9 +319,9 @@ def _gpu(
 
 
 def _seen(
+    snapshot: FleetSnapshot,
     totals: GpuSnapshot,
     class_share: Mapping[BottleneckClass, float],
-    job: str,
     states: Sequence[SourceState],
     told: Sequence[RecentActivity],
 ) -> Seen:
@@ -302,15 +335,43 @@ def _seen(
         pipe=_busiest_pipe(totals),
         to_gpu=rates.get("pcie_host_to_gpu_bytes"),
         to_host=rates.get("pcie_gpu_to_host_bytes"),
-        job=job,
+        job=clean_label(snapshot.job_of(totals.gpu.uuid)),
+        job_gpus=_job_gpus(snapshot, totals.gpu.uuid),
+        memory=totals.memory_used,
+        memory_before=totals.memory_used_before,
         waits=[w for activity in told if (w := waits(activity.newest)) is not None],
         gap=_gap(states),
         power_brake=bool(readings.get("clock_event_hw_power_brake_slowdown")),
     )
 
 
+def _job_gpus(snapshot: FleetSnapshot, uuid: str) -> int:
+    """How many GPUs of this machine the one job of a GPU holds, 0 where it has none or several."""
+    if not snapshot.job_of(uuid):
+        return 0
+    job = snapshot.jobs[uuid].jobs[0].job
+    names = ((row.job.job, row.job.namespace) for held in snapshot.jobs.values() for row in held.jobs)
+    return sum(name == (job.job, job.namespace) for name in names)
+
+
+def _deviation(found: tuple[int, WindowSlice] | None) -> float | None:
+    """Of SM active over ten minutes in means of 15 s, as a scraper sees it; None where half of it was not measured."""
+    now_ns, part = found or (0, None)
+    if part is None or not part.ends_ns or now_ns - part.ends_ns[0] < STEADY_NS - _STEADY_STEP_NS:
+        return None
+    active = part.cells[COLUMNS.index("sm_active") :: ROW]
+    if ABSENT in active or sum(part.durations_ns) < STEADY_NS // 2:
+        return None
+    steps = round(STEADY_NS / _STEADY_STEP_NS)
+    size = -(-len(active) // steps)
+    means = [mean(active[begin : begin + size]) / STEPS for begin in range(0, len(active), size)]
+    return pstdev(means)
+
+
 def _verdict_row(found: Verdict) -> VerdictRow:
-    return VerdictRow(found.cause, found.sentence, found.advice, f"GpuHpc{found.alert}" if found.alert else None)
+    alert = f"GpuHpc{found.alert}" if found.alert else None
+    also = [_verdict_row(other) for other in found.also]
+    return VerdictRow(found.cause, found.sentence, found.advice, alert, also)
 
 
 def _busiest_pipe(totals: GpuSnapshot) -> str:

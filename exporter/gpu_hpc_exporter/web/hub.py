@@ -23,7 +23,7 @@ from gpu_hpc_exporter.web import answers
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 0.2
-"""Time goes on five times a second on the page; samplers deliver windows in handfuls, about once a second."""
+"""Time goes on five times a second on the page. GPM's windows come as often while one is open (Fleet.is_watched)."""
 _GPUS_EVERY: Final = 5
 """Everything else with every fifth frame."""
 _COMPLAINT_S: Final = 60.0
@@ -39,7 +39,7 @@ class Live(Protocol):
         """The GPUs now."""
 
     def windows_since(self, sequences: Mapping[str, int]) -> tuple[int, Mapping[str, WindowSlice]]:
-        """The clock's time now, and of each GPU the windows from its sequence number on."""
+        """The clock's time now, and of each GPU the windows from its sequence number on, soon after their end."""
 
     def windows(self, uuid: str, length_ns: int) -> tuple[int, WindowSlice] | None:
         """The clock's time now, and a GPU's windows of the last `length_ns`; None for one that nobody knows."""
@@ -150,7 +150,7 @@ class Hub:
         return _event("windows", answers.windows(now_ns, slices))
 
     def _gpus(self) -> bytes:
-        return _event("gpus", answers.gpus(self._live.snapshot(), self._live.recent_kernels()))
+        return _event("gpus", answers.gpus(self._live.snapshot(), self._live.recent_kernels(), self._live.windows))
 
 
 def _event(name: str, data: msgspec.Struct) -> bytes:

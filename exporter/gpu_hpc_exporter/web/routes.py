@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gpu_hpc_exporter import __version__
 from gpu_hpc_exporter.model import NS
+from gpu_hpc_exporter.scrape import accepts_gzip
 from gpu_hpc_exporter.web import answers
 from gpu_hpc_exporter.web.hub import MAX_PAGES, Hub, Live
 
@@ -77,7 +78,7 @@ def _add_files(app: web.Application, telemetry_path: str) -> None:
 def _add_figures(app: web.Application, live: Live) -> None:
     async def gpus(request: web.Request) -> web.Response:
         _check_query(request, ())
-        found = await asyncio.to_thread(lambda: answers.gpus(live.snapshot(), live.recent_kernels()))
+        found = await asyncio.to_thread(lambda: answers.gpus(live.snapshot(), live.recent_kernels(), live.windows))
         return await _json(request, found)
 
     async def history(request: web.Request) -> web.Response:
@@ -164,14 +165,14 @@ def _history(live: Live, wanted: str, seconds: int) -> answers.History | None:
 
 
 async def _json(request: web.Request, data: msgspec.Struct) -> web.Response:
-    body, headers = await asyncio.to_thread(_encode, data, "gzip" in request.headers.get("Accept-Encoding", ""))
+    body, headers = await asyncio.to_thread(_encode, data, accepts_gzip(request.headers.get("Accept-Encoding", "")))
     return web.Response(body=body, content_type="application/json", headers=headers)
 
 
-def _encode(data: msgspec.Struct, accepts_gzip: bool) -> tuple[bytes, dict[str, str]]:  # noqa: FBT001  passed through to_thread
+def _encode(data: msgspec.Struct, is_gzip_wanted: bool) -> tuple[bytes, dict[str, str]]:  # noqa: FBT001  passed through to_thread
     body = msgspec.json.encode(data)
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
-    if accepts_gzip and len(body) >= _GZIP_FROM:
+    if is_gzip_wanted and len(body) >= _GZIP_FROM:
         return gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
     return body, headers
 

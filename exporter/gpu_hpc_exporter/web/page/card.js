@@ -25,6 +25,7 @@ export class Card {
   #facts = element("p", { class: "facts faint" });
   #sentence = element("p", { class: "sentence" });
   #advice = element("p", { class: "advice" });
+  #also = element("ul", { class: "also" });
   #nvml = element("strong");
   #active = element("strong");
   #used = element("strong");
@@ -50,7 +51,7 @@ export class Card {
     this.heatmap = new Heatmap(this.windows, view, label);
     this.chart = new Chart(this.windows, view);
     this.#noKernels.append(element("code", {}, "gpu-hpc-exporter run -- COMMAND"), ".");
-    this.#kernelTable = table(["Kernel, last minute", "Kind", "Share", "Mean", "Runs/s", "Launch to start", "Pattern"], this.#kernels);
+    this.#kernelTable = table(["Kernel, last minute", "Kind", "Share", "Mean", "Runs/s", "Launch to start", "Pattern"], this.#kernels, "kernels");
     this.#copyTable = table(["Copies, last minute", "Memory", "Bytes/s", "Copies/s", "By size, up to"], this.#copies);
     this.#jobTable = table(["Job", "Kind", "User", "Where", "Processes", "Memory"], this.#jobs);
     this.details = element(
@@ -62,7 +63,7 @@ export class Card {
       this.#kernelTable,
       this.#copyTable,
       this.#noKernels,
-      table(["Source", "State", "Why"], this.#sources),
+      table(["Source", "State", "Why"], this.#sources, "states"),
     );
     this.details.open = isOpen;
     this.details.addEventListener("toggle", () => this.#updateDetails());
@@ -70,7 +71,7 @@ export class Card {
       "article",
       { class: "card", id: `gpu-${gpu.uuid}`, "aria-label": label },
       element("header", {}, element("h2", {}, this.#title, " ", this.#model), this.#facts),
-      element("div", { class: "verdict" }, this.#sentence, this.#advice),
+      element("div", { class: "verdict" }, this.#sentence, this.#advice, this.#also),
       element(
         "dl",
         { class: "numbers" },
@@ -100,6 +101,7 @@ export class Card {
     setColour(this.node, gpu);
     if (!this.isVisible) return;
     setProse(this.#advice, gpu.verdict.advice);
+    this.#updateAlso(gpu.verdict.also);
     setText(this.#facts, facts(gpu));
     setText(this.#nvml, percent(gpu.nvml_utilization_ratio));
     setText(this.#active, percent(gpu.sm_active_ratio));
@@ -136,6 +138,17 @@ export class Card {
       const item = /** @type {HTMLElement} */ (this.#legend.children[i]);
       /** @type {HTMLElement} */ (item.children[0]).style.backgroundColor = colour;
       setText(item.children[1], text[i]);
+    });
+  }
+
+  /** What else is wrong, with its advice. @param {import("./live.js").Verdict[]} found */
+  #updateAlso(found) {
+    while (this.#also.children.length > found.length) this.#also.lastElementChild?.remove();
+    while (this.#also.children.length < found.length) this.#also.append(element("li", {}, element("strong"), " ", element("span")));
+    found.forEach(({ sentence, advice }, i) => {
+      const [what, todo] = /** @type {HTMLElement[]} */ ([...this.#also.children[i].children]);
+      setText(what, `${sentence}.`);
+      setProse(todo, advice);
     });
   }
 
@@ -240,10 +253,11 @@ function number(name, value, kind) {
 /**
  * @param {string[]} heads
  * @param {HTMLElement} body
+ * @param {string} [kind]
  */
-function table(heads, body) {
+function table(heads, body, kind = "") {
   const row = element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)));
-  return element("div", { class: "wide" }, element("table", {}, element("thead", {}, row), body));
+  return element("div", { class: `wide ${kind}` }, element("table", {}, element("thead", {}, row), body));
 }
 
 /**

@@ -9,6 +9,13 @@ const CLASS_ROW = 12;
 const AXIS = 18;
 const HEIGHT = UNITS.length * (ROW + GAP) + CLASS_ROW + AXIS;
 const ROWS = UNITS.length + 1;
+const WIDEST = 2000;
+/** What falls into each pixel: the same arrays for all pictures, which leaves nothing to collect. */
+const SUMS = new Float32Array(WIDEST * UNITS.length);
+const WEIGHTS = new Float32Array(WIDEST * UNITS.length);
+const CLASS_AT = new Int16Array(WIDEST);
+const LONGEST_AT = new Float32Array(WIDEST);
+const isDark = matchMedia("(prefers-color-scheme: dark)");
 
 /** From nothing over busy to the limit: readable without telling red from green. @type {[number, number, number, number][]} */
 const STOPS = [
@@ -56,6 +63,8 @@ export class Heatmap {
   #pixels = document.createElement("canvas");
   /** @type {number | null} */ #cursor = null;
   /** @type {number | null} */ #dragFrom = null;
+  /** Of what the picture is. */
+  #drawn = "";
 
   /**
    * @param {Windows} windows
@@ -72,18 +81,24 @@ export class Heatmap {
     this.#listen();
   }
 
+  /** Nothing where the picture would be the same. */
   draw() {
     const ratio = window.devicePixelRatio || 1;
     const width = this.#canvas.clientWidth;
     if (width === 0) return;
     const [wide, high] = [Math.round(width * ratio), Math.round(HEIGHT * ratio)];
+    const columns = Math.max(1, Math.min(wide, WIDEST));
+    const [from, to] = this.#view.pixels(columns);
+    const state = [from, to, columns, ratio, this.#windows.revision, this.#cursor, this.#dragFrom, isDark.matches].join();
+    if (state === this.#drawn) return;
+    this.#drawn = state;
     if (this.#canvas.width !== wide || this.#canvas.height !== high) {
       this.#canvas.width = wide;
       this.#canvas.height = high;
     }
     const context = this.#canvas.getContext("2d");
     if (context === null) return;
-    this.#paint(Math.max(1, Math.min(wide, 2000)));
+    this.#paint(columns, from, to);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.imageSmoothingEnabled = false;
     const style = getComputedStyle(this.#canvas);
@@ -99,20 +114,24 @@ export class Heatmap {
     this.#drawCursor(context, width, style);
   }
 
-  /** One pixel row a unit and one for classes, means over what falls into a pixel. @param {number} wide */
-  #paint(wide) {
+  /**
+   * One pixel row a unit and one for classes, means over what falls into a pixel.
+   * @param {number} wide
+   * @param {number} from
+   * @param {number} to
+   */
+  #paint(wide, from, to) {
     if (this.#pixels.width !== wide || this.#pixels.height !== ROWS) {
       this.#pixels.width = wide;
       this.#pixels.height = ROWS;
     }
     const context = this.#pixels.getContext("2d", { willReadFrequently: true });
     if (context === null) return;
-    const { from, to } = this.#view;
     const scale = wide / (to - from);
-    const sums = new Float32Array(wide * UNITS.length);
-    const weights = new Float32Array(wide * UNITS.length);
-    const classes = new Int16Array(wide).fill(-1);
-    const longest = new Float32Array(wide);
+    const sums = SUMS.subarray(0, wide * UNITS.length).fill(0);
+    const weights = WEIGHTS.subarray(0, wide * UNITS.length).fill(0);
+    const classes = CLASS_AT.subarray(0, wide).fill(-1);
+    const longest = LONGEST_AT.subarray(0, wide).fill(0);
     const columns = UNITS.map((unit) => this.#windows.ratio[unit]);
     for (let i = this.#windows.firstAfter(from); i < this.#windows.length; i += 1) {
       const right = (this.#windows.end[i] - from) * scale;

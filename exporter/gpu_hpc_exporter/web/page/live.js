@@ -1,7 +1,7 @@
 // The connection to the exporter: a stream of events that comes back by itself.
 
 /** @typedef {import("./windows.js").WindowColumns} WindowColumns */
-/** @typedef {{cause: string, sentence: string, advice: string, alert: string | null}} Verdict */
+/** @typedef {{cause: string, sentence: string, advice: string, alert: string | null, also: Verdict[]}} Verdict */
 /** @typedef {{source: string, state: string, reason: string, seconds: number}} Source */
 /**
  * @typedef {{job: string, job_id: string, kind: string, user: string, namespace: string, pod: string, container: string,
@@ -29,7 +29,7 @@
  */
 /**
  * @typedef {{version: string, now_seconds: number, unix_seconds: number, up: boolean, down_reason: string | null,
- *   recording: string | null, driver_version: string | null, gpus: Gpu[], lost: string[], sources: Source[],
+ *   down_advice: string | null, expected_gpus: number, recording: string | null, driver_version: string | null, gpus: Gpu[], lost: string[], sources: Source[],
  *   agents: Record<string, number> | null}} Gpus
  */
 /** @typedef {{now_seconds: number, windows: Record<string, WindowColumns>}} NewWindows */

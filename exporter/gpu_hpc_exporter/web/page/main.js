@@ -1,14 +1,13 @@
 // The page: cards of GPUs, the stretch of time that all of them show, and what comes over the connection.
 
 import { Card, setColour } from "./card.js";
-import { byId, element, setRows, setText } from "./dom.js";
+import { byId, element, setProse, setRows, setText } from "./dom.js";
 import { Connection, history } from "./live.js";
-import { LONGEST, View } from "./windows.js";
+import { Delay, LONGEST, View } from "./windows.js";
 
 const FEW = 4;
-/** Windows come in handfuls, about once a second: shown so much later, time goes on evenly and nothing is missing. */
-const BEHIND_S = 1.5;
 const view = new View();
+const delay = new Delay();
 /** @type {Map<string, Card>} */
 const cards = new Map();
 /** @type {Map<string, HTMLAnchorElement>} */
@@ -33,8 +32,7 @@ let newest = new Map();
 function show(card) {
   const gpu = newest.get(uuidOf(card));
   if (gpu !== undefined) card.update(gpu);
-  void load(card);
-  card.draw();
+  drawSoon(card);
   drawLater(card);
 }
 
@@ -52,7 +50,7 @@ async function load(card) {
   loading.add(card);
   try {
     card.windows.load((await history(uuidOf(card))).windows);
-    card.draw();
+    drawSoon(card);
     drawLater(card);
   } catch {
     // The connection's state tells; it is asked again once that is back.
@@ -63,7 +61,7 @@ async function load(card) {
 
 /** @param {import("./live.js").Gpus} told */
 function take(told) {
-  view.now = told.now_seconds - BEHIND_S;
+  view.now = told.now_seconds - delay.seconds;
   view.unixOffset = told.unix_seconds - told.now_seconds;
   newest = new Map(told.gpus.map((gpu) => [gpu.uuid, gpu]));
   showBanner(told);
@@ -88,6 +86,7 @@ function take(told) {
   }
   document.body.classList.toggle("many", told.gpus.length > FEW);
   byId("overview").hidden = told.gpus.length < 2;
+  byId("tools").hidden = told.gpus.length === 0;
   byId("host").hidden = told.sources.length === 0;
   setRows(byId("sources"), told.sources.map((source) => [source.source, source.state.replace("_", " "), source.reason]));
   drawSlowly();
@@ -110,21 +109,38 @@ function addCard(gpu, isOpen) {
 /** @param {import("./live.js").Gpus} told */
 function showBanner(told) {
   const banner = byId("banner");
-  const lost = told.lost.length > 0 ? `Lost: ${told.lost.join(", ")}. ` : "";
-  const text = !told.up
-    ? `No GPU can be read: ${told.down_reason}. Run “gpu-hpc-exporter doctor” on this machine: it says what to do.`
-    : told.recording !== null
-      ? `Playing the recording ${told.recording}: not this machine's GPUs.`
-      : lost || (told.gpus.length === 0 ? "The driver shows no GPU." : "");
-  banner.hidden = text === "";
-  banner.classList.toggle("down", !told.up || lost !== "");
-  setText(banner, text);
+  const [what, advice] = notice(told);
+  banner.hidden = what === "";
+  banner.classList.toggle("down", told.recording === null && told.down_reason !== "starting");
+  setText(banner.children[0], what);
+  setProse(/** @type {HTMLElement} */ (banner.children[1]), advice);
+}
+
+const DOCTOR = "Run `gpu-hpc-exporter doctor` on this machine: it looks at everything from the PCI bus up and says what to do.";
+const REPLAY = "No GPU here? `gpu-hpc-exporter --source=replay` plays a recording of an H200 on any machine.";
+
+/**
+ * What everybody should know first, and what to do about it.
+ * @param {import("./live.js").Gpus} told
+ * @returns {[string, string]}
+ */
+function notice(told) {
+  const count = told.gpus.filter((gpu) => gpu.parent_uuid === "").length;
+  if (!told.up) {
+    const replay = told.down_reason === "library_not_found" ? ` ${REPLAY}` : "";
+    return [`No GPU can be read (${told.down_reason}):`, `${told.down_advice}. ${DOCTOR}${replay}`];
+  }
+  if (told.recording !== null) return [`Playing the recording ${told.recording}:`, "not this machine's GPUs."];
+  if (told.lost.length > 0) return [`Lost: ${told.lost.join(", ")}.`, DOCTOR];
+  if (count < told.expected_gpus) return [`${count} of ${told.expected_gpus} GPUs can be read.`, DOCTOR];
+  return told.gpus.length === 0 ? ["The driver is up and shows no GPU.", `${DOCTOR} ${REPLAY}`] : ["", ""];
 }
 
 /** @param {import("./live.js").NewWindows} told */
 function takeWindows(told) {
-  view.now = told.now_seconds - BEHIND_S;
   for (const [uuid, columns] of Object.entries(told.windows)) cards.get(uuid)?.windows.add(columns);
+  delay.note([...cards.values()].map(({ windows }) => told.now_seconds - windows.newest));
+  view.now = told.now_seconds - delay.seconds;
   draw();
 }
 
@@ -136,15 +152,8 @@ function missed() {
   }
 }
 
-let isDue = false;
-/** At most once a picture of the screen. */
 function draw() {
-  if (isDue) return;
-  isDue = true;
-  requestAnimationFrame(() => {
-    isDue = false;
-    for (const card of cards.values()) card.draw();
-  });
+  for (const card of cards.values()) if (card.isVisible) drawSoon(card);
 }
 
 function drawSlowly() {
@@ -152,19 +161,61 @@ function drawSlowly() {
   showSpan();
 }
 
+/** Part of a picture's 16 ms: what is not drawn in it is drawn in the next. */
+const BUDGET_MS = 5;
+/** While somebody scrolls, only so often is a card asked for and completed that has come into sight. */
+const SCROLLING_MS = 100;
+/** Cards whose heatmap is due, and those whose chart, bar and history are. @type {Set<Card>} */
+const soon = new Set();
 /** @type {Set<Card>} */
 const later = new Set();
-/** One card a picture of the screen: many at once would be seen as a halt. @param {Card} card */
-function drawLater(card) {
-  if (later.size === 0) requestAnimationFrame(drawNext);
-  later.add(card);
+let isAsked = false;
+let scrolledAt = -Infinity;
+let completedAt = -Infinity;
+addEventListener("scroll", () => (scrolledAt = performance.now()), { passive: true });
+
+/** @param {Card} card */
+function drawSoon(card) {
+  soon.add(card);
+  ask();
 }
 
-function drawNext() {
-  const [card] = later;
-  later.delete(card);
-  card.drawSlowly();
-  if (later.size > 0) requestAnimationFrame(drawNext);
+/** @param {Card} card */
+function drawLater(card) {
+  later.add(card);
+  ask();
+}
+
+function ask() {
+  if (isAsked) return;
+  isAsked = true;
+  requestAnimationFrame(drawDue);
+}
+
+/** Heatmaps first, then one of the others: all at once would be seen as a halt. */
+function drawDue() {
+  isAsked = false;
+  const begin = performance.now();
+  for (const card of soon) {
+    if (performance.now() - begin > BUDGET_MS) break;
+    soon.delete(card);
+    card.draw();
+  }
+  const isScrolling = begin - scrolledAt < SCROLLING_MS;
+  if (soon.size === 0 && !(isScrolling && begin - completedAt < SCROLLING_MS)) complete(begin);
+  if (soon.size + later.size > 0) ask();
+}
+
+/** @param {number} now */
+function complete(now) {
+  for (const card of later) {
+    later.delete(card);
+    if (!card.isVisible) continue;
+    completedAt = now;
+    void load(card);
+    card.drawSlowly();
+    return;
+  }
 }
 
 /** @type {HTMLButtonElement[]} */

@@ -32,6 +32,8 @@ export const CLASSES = [
 const NUMBERS = new Map(CLASSES.map(([name], number) => [name, number]));
 
 export const LONGEST = 600;
+/** Made once: making it anew for each label took most of a picture's time. */
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const ROOM = 8192;
 const KEPT = 6100;
 
@@ -40,6 +42,8 @@ export class Windows {
   constructor() {
     this.length = 0;
     this.isLoaded = false;
+    /** Another number once what was known has been replaced. */
+    this.revision = 0;
     this.end = new Float64Array(ROOM);
     this.duration = new Float32Array(ROOM);
     this.bottleneck = new Uint8Array(ROOM);
@@ -70,11 +74,18 @@ export class Windows {
     this.add(columns);
     if (before !== null) this.add(before);
     this.isLoaded = true;
+    this.revision += 1;
   }
 
   forget() {
     this.length = 0;
     this.isLoaded = false;
+    this.revision += 1;
+  }
+
+  /** When the newest window ended, -Infinity without one. */
+  get newest() {
+    return this.length === 0 ? -Infinity : this.end[this.length - 1];
   }
 
   /**
@@ -149,6 +160,32 @@ export class Windows {
   }
 }
 
+const LONGEST_DELAY = 1.5;
+const STOPPED = 3;
+const FRAMES = 25;
+
+/**
+ * How much later than now is shown, so that time goes on evenly and its end is never empty: as late as windows come,
+ * which is with each frame, or ten at a time once a second where PM sampling leads.
+ */
+export class Delay {
+  /** @type {number[]} */ #lags = [];
+  seconds = LONGEST_DELAY;
+
+  /**
+   * Once a frame. Goes to what the last five seconds needed, so slowly that nobody sees time stumble.
+   * @param {number[]} lags of the newest window of each GPU behind now, in seconds
+   */
+  note(lags) {
+    const running = lags.filter((lag) => lag < STOPPED);
+    if (running.length === 0) return;
+    this.#lags.push(Math.max(...running));
+    if (this.#lags.length > FRAMES) this.#lags.shift();
+    const needed = Math.min(LONGEST_DELAY, Math.max(...this.#lags) + 0.1);
+    this.seconds += Math.min(0.1, Math.max(-0.04, needed - this.seconds));
+  }
+}
+
 /** What is shown: `span` seconds that end at `end`, or now where that is null. The same for all GPUs. */
 export class View {
   constructor() {
@@ -189,10 +226,21 @@ export class View {
     this.show(span, this.to + (time - this.to) * (1 - span / this.span));
   }
 
+  /**
+   * The stretch of time that `wide` pixels show, moved to whole pixels: a picture is the same until one has passed.
+   * @param {number} wide
+   * @returns {[number, number]}
+   */
+  pixels(wide) {
+    const step = this.span / wide;
+    const to = Math.floor(this.to / step + 1e-6) * step;
+    return [to - this.span, to];
+  }
+
   /** @param {number} time */
   clock(time) {
     const date = new Date(1000 * (time + this.unixOffset));
-    const text = date.toLocaleTimeString([], { hour12: false });
+    const text = CLOCK.format(date);
     return this.span <= 10 ? `${text}.${String(date.getMilliseconds()).padStart(3, "0").slice(0, 1)}` : text;
   }
 }
