@@ -15,7 +15,7 @@ BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
 def test_i01_many_instances_and_pods_are_scraped_in_time(tmp_path: Path) -> None:
     """I01: eight GPUs in 56 instances, 200 pods, ten scrapers; a quiet machine needs a thirtieth of the time."""
     told = tmp_path / "figures.json"
-    options = ["--fake", "8", "--instances", "7", "--pods", "200", "--seconds", "4", "--json", told]
+    options = ["--fake", "8", "--instances", "7", "--pods", "200", "--seconds", "4", "--json", str(told)]
     subprocess.run([sys.executable, BENCH, "load", *options], capture_output=True, timeout=120, check=True)
     figures = json.loads(told.read_text())
     assert figures["series"] > 5000
