@@ -9,6 +9,7 @@ import contextlib
 import http.server
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,12 +162,39 @@ def test_a_library_that_crashes(machine: DoctorMachine, libraries: Path) -> None
 
 
 def test_a_file_that_is_no_library(machine: DoctorMachine) -> None:
-    """K10, M07: what the loader refuses is as good as none, and the remedy names the ways to give one."""
+    """K10, M07: what the loader refuses is named in its words."""
     machine.add_driver()
     machine.write("usr/lib64/libnvidia-ml.so.1", "no ELF\n")
     examined = machine.examine()
-    assert [examined.line(name)[:2] for name in ("driver library", "NVML")] == [("broken", "library_not_found")] * 2
-    assert "runtimeClassName" in examined.line("driver library")[2]
+    status, finding, remedy = examined.line("driver library")
+    assert (status, finding.rpartition("/")[2]) == ("broken", "libnvidia-ml.so.1: file too short")
+    assert remedy.startswith("the file is damaged")
+    assert examined.line("NVML")[:2] == ("broken", "library_not_found")
+
+
+def test_a_library_of_somebody_else(machine: DoctorMachine, tmp_path: Path) -> None:
+    """K10: it loads, and is not NVML."""
+    machine.add_driver()
+    (folder := tmp_path / "other").mkdir()
+    command = ["cc", "-shared", "-x", "c", "-", "-o", str(folder / "libnvidia-ml.so.1")]
+    subprocess.run(command, input=b"int other(void) { return 1; }", check=True)
+    machine.write("usr/lib64/libnvidia-ml.so.1", "").write_bytes((folder / "libnvidia-ml.so.1").read_bytes())
+    examined = machine.examine()
+    status, finding, remedy = examined.line("driver library")
+    assert status == "broken"
+    assert finding.endswith("libnvidia-ml.so.1: it has no nvmlInitWithFlags")
+    assert remedy.startswith("the file is damaged")
+
+
+def test_a_fault_of_our_own_is_not_the_drivers(machine: DoctorMachine, tmp_path: Path) -> None:
+    """The probe ends with an exception: nobody is to install a driver anew for it."""
+    machine.add_driver()
+    module = "import os, sys\nif 'gpu_hpc_exporter.doctor.probe' in sys.orig_argv:\n    os._exit(1)\n"
+    (tmp_path / "sitecustomize.py").write_text(module)
+    machine.environment["PYTHONPATH"] = str(tmp_path)
+    status, finding, remedy = machine.examine().line("driver")
+    assert (status, finding) == ("broken", "the probe ended with status 1, about to start the probe")
+    assert remedy.startswith("a fault of this exporter")
 
 
 def test_a_library_that_is_too_old(machine: DoctorMachine, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ _START_S: Final = 10.0
 """How long the probe's own start and end may take, on top of what the driver may."""
 _GONE_S: Final = 0.5
 _SILENT: Final = "answers nothing"
+_OWN_END: Final = "ended with status"
 _CRASHED_IN: Final = re.compile(rb"^  File \".{0,4096}\", line \d{1,9} in (nvml\w{1,64})$")
 """A line of the stack that the probe leaves when the driver's library brings it down: the call, by its pynvml name."""
 _NVIDIA: Final = "0x10de"
@@ -95,8 +96,8 @@ def check_driver(place: Place, *, samples_pm: bool) -> Checks:
             case Opened(files):
                 if files or module:
                     yield _device_files(files)
-            case Loaded(file, missing):
-                yield from _library(file, missing, module, is_wanted=bool(on_bus or module))
+            case Loaded():
+                yield from _library(line, module, is_wanted=bool(on_bus or module))
             case Report():
                 report = line
             case str():
@@ -104,8 +105,13 @@ def check_driver(place: Place, *, samples_pm: bool) -> Checks:
     if report is not None:
         yield from _reported(place, report, on_bus)
     else:
-        cure = remedies.HUNG if end == _SILENT else remedies.CRASHED
-        yield Check("driver", "broken", f"the probe {end}, about to {doing}", cure)
+        yield Check("driver", "broken", f"the probe {end}, about to {doing}", _cure(end))
+
+
+def _cure(end: str) -> str:
+    if end == _SILENT:
+        return remedies.HUNG
+    return remedies.OWN_FAULT if end.startswith(_OWN_END) else remedies.CRASHED
 
 
 def _probe(place: Place, *, samples_pm: bool) -> Iterator[Line | str]:
@@ -174,7 +180,7 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
         status = process.wait(_GONE_S)
     except subprocess.TimeoutExpired:
         return _SILENT
-    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"was ended by signal {-status}" if status < 0 else f"{_OWN_END} {status}"
 
 
 def device_files(place: Place) -> list[str]:
@@ -194,7 +200,12 @@ def _device_files(files: Sequence[DeviceFile]) -> Check:
     return Check("device files", "ok", f"{', '.join(file.path for file in files)} can be opened")
 
 
-def _library(file: str, missing: Sequence[str], module: str, *, is_wanted: bool) -> Checks:
+def _library(found: Loaded, module: str, *, is_wanted: bool) -> Checks:
+    file, missing = found.file, found.missing
+    if found.problem:
+        finding = f"{file}: {found.problem}" if file else found.problem
+        yield Check("driver library", "broken", finding, remedies.FOREIGN)
+        return
     if not file:
         if is_wanted:
             yield Check("driver library", "broken", "library_not_found", remedy("library_not_found"))

@@ -36,7 +36,7 @@ from gpu_hpc_exporter.samplers.gpu_owner import Pace
 from gpu_hpc_exporter.samplers.nvml import NvmlSampler
 from gpu_hpc_exporter.samplers.pm_sampling import STARTING, Patience, PmSampler
 from gpu_hpc_exporter.samplers.watch import CALL_DEADLINE_NS, CallWatches, HungCall
-from gpu_hpc_exporter.sources.nvml.library import find_function, find_library, loaded_file
+from gpu_hpc_exporter.sources.nvml.library import find_function, find_library, loaded_file, why_not_loaded
 
 _MAX_ORDER: Final = 1 << 20
 _LOOK_S: Final = 0.05
@@ -79,10 +79,11 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The library has been loaded; file "": it was not found. missing: functions that it lacks."""
+    """The library has been loaded; file "": it was not. missing: functions that it lacks. problem: why it is none."""
 
     file: str
     missing: tuple[str, ...]
+    problem: str = ""
 
 
 class SourceState(msgspec.Struct, frozen=True):
@@ -117,9 +118,7 @@ def main() -> None:
     _say(Doing("open the device files"))
     _say(Opened(tuple(_open(path) for path in order.device_files)))
     _say(Doing("load libnvidia-ml.so.1"))
-    is_there = find_library(Path(order.driver_root))
-    missing = [name for name in FUNCTIONS if find_function(name) is None] if is_there else []
-    _say(Loaded(loaded_file(), tuple(missing)))
+    _say(_load(Path(order.driver_root)))
     _say(Doing("ask the driver"))
     _sample(order)
     sys.stdout.flush()
@@ -129,6 +128,14 @@ def main() -> None:
 def _say(line: Line) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _load(driver_root: Path) -> Loaded:
+    if not find_library(driver_root):
+        return Loaded("", (), why_not_loaded(driver_root))
+    if find_function("nvmlInitWithFlags") is None:
+        return Loaded(loaded_file(), (), "it has no nvmlInitWithFlags")
+    return Loaded(loaded_file(), tuple(name for name in FUNCTIONS if find_function(name) is None))
 
 
 def _open(path: str) -> DeviceFile:

@@ -34,6 +34,13 @@ NO_DEVICE_FILES: Final = (
     "PrivateDevices=no and DeviceAllow= for them"
 )
 CRASHED: Final = "the driver's library is broken or foreign: install the driver anew, and report this line if it stays"
+OWN_FAULT: Final = (
+    "a fault of this exporter, not of the driver: report what `gpu-hpc-exporter --log.level=debug doctor` prints"
+)
+FOREIGN: Final = (
+    "the file is damaged, or not NVIDIA's for this machine: install the driver anew, or give the container NVIDIA's "
+    "runtime instead of the file"
+)
 OLD_LIBRARY: Final = "update the driver: without these functions their series are absent"
 BUSY: Final = "end the other profiler: sampling begins by itself; or set pm_sampling.mode: off, GPM goes on"
 AGENT: Final = "install a wheel that was built where a C compiler is, or set CC and build it again"

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pynvml
 
 from gpu_hpc_exporter.model import Driver
+from gpu_hpc_exporter.sources.device_files import device_problem
 
 Handle = Any
 """pynvml's device handle, an untyped ctypes pointer."""
@@ -53,6 +54,14 @@ _REMEDIES: Final[dict[str, str]] = {
 }
 
 
+_OF_DEVICE_FILES: Final = frozenset({"no_permission", "driver_not_loaded", "unknown"})
+"""Answers that a device file which is missing or denied may be the cause of."""
+_DEVICE_FILES: Final = (
+    "in a container give it the GPUs (NVIDIA container toolkit), in a systemd unit set PrivateDevices=no and "
+    "DeviceAllow= for them, on a host `nvidia-modprobe -u -c=0` makes them"
+)
+
+
 class DriverCallError(Exception):
     """A driver call failed. `name` is NVML's name of the code in lower case.
 
@@ -78,11 +87,15 @@ def driver_errors() -> Iterator[None]:
 
 
 class DriverUnavailableError(Exception):
-    """The library cannot be opened. `reason` is NVML's name of the code, the text says what to do."""
+    """The library cannot be opened. `reason` is NVML's name of the code, the text says what to do.
+
+    It names the device file that is at fault, since NVML answers "not loaded" also where a sandbox hides one.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(remedy(reason))
+        problem = device_problem() if reason in _OF_DEVICE_FILES else ""
+        super().__init__(f"the kernel module is loaded, but {problem}: {_DEVICE_FILES}" if problem else remedy(reason))
 
 
 def remedy(reason: str) -> str:
@@ -117,14 +130,29 @@ def find_library(driver_root: Path) -> bool:
 
     Once a file with this soname is loaded, pynvml's own load by name finds it.
     """
+    return any(not _load_problem(path) for path in _places(driver_root))
+
+
+def why_not_loaded(driver_root: Path) -> str:
+    """What the loader says of the first file of that name which is there but no library, "" where there is none."""
+    problems = map(_load_problem, _places(driver_root))
+    return next((problem for problem in problems if problem and not problem.endswith(_NO_FILE)), "")
+
+
+_NO_FILE: Final = "No such file or directory"
+
+
+def _places(driver_root: Path) -> tuple[str, ...]:
     folders = [*(driver_root / folder for folder in _LIBRARY_FOLDERS), *map(Path, _CONTAINER_FOLDERS)]
-    for path in (_LIBRARY, *(str(folder / _LIBRARY) for folder in folders)):
-        try:
-            ctypes.CDLL(path)
-        except OSError:
-            continue
-        return True
-    return False
+    return (_LIBRARY, *(str(folder / _LIBRARY) for folder in folders))
+
+
+def _load_problem(path: str) -> str:
+    try:
+        ctypes.CDLL(path)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def loaded_file(maps: Path = Path("/proc/self/maps")) -> str:
