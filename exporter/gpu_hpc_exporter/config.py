@@ -33,7 +33,7 @@ class PmSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     yield_to: names of programs, `*` allowed, while one of which runs the counters are left alone.
     library: path of libcupti.so; "" takes the newest that fits the driver.
     helper: command that starts the helper process in place of this Python, such as `["sudo", "-n",
-        "/usr/local/bin/gpu-hpc-pm-helper"]`, so that it can have more privilege than the exporter.
+        "/opt/gpu-hpc-exporter/bin/gpu-hpc-pm-helper"]`, so that it can have more privilege than the exporter.
     """
 
     mode: Literal["auto", "off", "required"] = "auto"
@@ -115,7 +115,9 @@ class Kubernetes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "app.kubernetes.io/instance",
     )
     annotations: tuple[str, ...] = ()
-    api: Annotated[str, msgspec.Meta(pattern=r"^(auto|off|https?://\S+)$")] = "auto"
+    api: Annotated[
+        str, msgspec.Meta(pattern=r"^(auto|off|https?://\S+)$", description="auto, off, or a URL of http or https")
+    ] = "auto"
     token_file: str = ""
     ca_file: str = ""
     node_name: str = ""
@@ -125,10 +127,10 @@ class Kubernetes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Slurmrestd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Slurm's REST service: its URL, a file with a token, whose token it is, and the API's version."""
 
-    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://\S+)?$")] = ""
+    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://\S+)?$", description="a URL of http or https")] = ""
     token_file: str = ""
     user: str = ""
-    version: Annotated[str, msgspec.Meta(pattern=r"^v[0-9.]+$")] = "v0.0.40"
+    version: Annotated[str, msgspec.Meta(pattern=r"^v[0-9.]+$", description="a version like v0.0.40")] = "v0.0.40"
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +141,9 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     map_directory: str = ""
-    scontrol: Annotated[str, msgspec.Meta(pattern=r"^(true|false|/.*)$")] = "false"
+    scontrol: Annotated[
+        str, msgspec.Meta(pattern=r"^(true|false|/.*)$", description="true, false, or a path that begins with /")
+    ] = "false"
     slurmrestd: Slurmrestd = Slurmrestd()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,9 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser], confi
         "Whatever is wrong with the agent, the program runs. Exit status: the program's; 127 where there is none of "
         "that name, 126 where it cannot be run.",
     )
-    command.add_argument("--show", action="store_true", help="print the environment variables that do it instead")
+    command.add_argument(
+        "--show", action="store_true", help="print the environment variables that do it instead, quoted for a shell"
+    )
     command.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments"
     )
@@ -46,7 +49,9 @@ def run_program(flags: argparse.Namespace) -> int:
     program = flags.program[1:] if flags.program[:1] == ["--"] else flags.program
     settings = read_config(flags.config_file).agent
     if flags.show:
-        sys.stdout.write("".join(f"{name}={value}\n" for name, value in variables(settings, os.environ).items()))
+        sys.stdout.write(
+            "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables(settings, os.environ).items())
+        )
         return 0
     if not program:
         sys.stderr.write("gpu-hpc-exporter: run: expected a program, as in: gpu-hpc-exporter run -- python train.py\n")

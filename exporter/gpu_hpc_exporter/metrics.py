@@ -158,7 +158,11 @@ BOTTLENECK_INTENSITY_WINDOWS = Spec(
     "unit: sm, l2, dram, pcie, nvlink",
 )
 SM_ACTIVE = Spec(
-    "gpu_hpc_sm_active_ratio", "gauge", f"Share of SMs with at least one resident warp (0-1). {_WINDOWED}", G
+    "gpu_hpc_sm_active_ratio",
+    "gauge",
+    "Share of SMs with at least one resident warp (0-1). Of a MIG instance, the share of the whole GPU instance's SMs: "
+    f"one busy compute instance of three equal ones reads 1/3. {_WINDOWED}",
+    G,
 )
 SM_OCCUPANCY = Spec(
     "gpu_hpc_sm_occupancy_ratio", "gauge", f"Resident warps divided by their maximum (0-1). {_WINDOWED}", G
@@ -254,7 +258,11 @@ MEMORY_TOTAL = Spec(
     "gpu_hpc_memory_total_bytes", "gauge", "Device memory, the driver's reserve included. " + _SAMPLED, G
 )
 MEMORY_USED = Spec(
-    "gpu_hpc_memory_used_bytes", "gauge", "Device memory in use, without the driver's reserve. " + _SAMPLED, G
+    "gpu_hpc_memory_used_bytes",
+    "gauge",
+    "Device memory in use, without the driver's reserve where gpu_hpc_memory_reserved_bytes tells it (R510 and later), "
+    "else with it. " + _SAMPLED,
+    G,
 )
 MEMORY_RESERVED = Spec(
     "gpu_hpc_memory_reserved_bytes", "gauge", "Device memory that the driver reserves. " + _SAMPLED, G
@@ -570,6 +578,13 @@ AGENTS = Spec(
     ("state",),
     "state: tracing, waiting, paused, off",
 )
+PROCESSES_WITHOUT_AGENT = Spec(
+    "gpu_hpc_processes_without_agent",
+    "gauge",
+    "Processes with a context on this GPU that have no kernel agent, as where only a launcher has one; absent where "
+    "processes cannot be looked up.",
+    G,
+)
 AGENT_PAUSE_INFO = Spec(
     "gpu_hpc_agent_pause_info",
     "gauge",
@@ -823,6 +838,7 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         KERNEL_TRACED_SECONDS,
         KERNEL_PATTERN,
         AGENTS,
+        PROCESSES_WITHOUT_AGENT,
         AGENT_PAUSE_INFO,
         AGENT_OVERHEAD,
         AGENT_SLOWDOWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.exposition import Spec
 from gpu_hpc_exporter.metrics import SECTIONS
 
@@ -21,7 +22,13 @@ Ratios over any range: divide two counters, so that a pause is not a 0, for exam
 
 
 def render() -> str:
-    """The whole page."""
+    """The whole page. Raises ValueError for a family without a section: nobody could read of it."""
+    listed = {spec.name for specs in SECTIONS.values() for spec in specs}
+    for name, spec in vars(metrics).items():
+        if isinstance(spec, Spec) and spec.name not in listed:
+            raise ValueError(
+                f"{name} ({spec.name}) stands in none of metrics.SECTIONS: put it where people look for it"
+            )
     return _HEAD + "".join(_section(title, specs) for title, specs in SECTIONS.items())
 
 
@@ -39,4 +46,7 @@ def _row(spec: Spec) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    try:
+        sys.stdout.write(render())
+    except ValueError as error:
+        sys.exit(f"metrics_page: {error}")

@@ -428,7 +428,8 @@ class KernelReport:
 
     agents: processes by state; reasons: of those that do not trace; overhead_ratio: the largest, None without agents.
     records, rejected: records, and files by reason, since the report before. tracing: by UUID, GPUs that are not there
-    were not traced; None: that is not known, as after a step of the clock.
+    were not traced; None: that is not known, as after a step of the clock. pids: of the processes on GPUs that have an
+    agent, as the driver lists them; None where those cannot be looked up.
     """
 
     time_ns: int
@@ -439,6 +440,7 @@ class KernelReport:
     records: Mapping[RecordResult, int] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
     tracing: Mapping[str, Tracing] | None = None
+    pids: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,8 @@ class _Helper:
         try:
             cupti.call(chip)
         except CuptiError as error:
-            self._send(GpuState(target.uuid, "unsupported" if error.unsupported else "failed", str(error)))
+            state: State = "unsupported" if error.unsupported else "no_permission" if error.denied else "failed"
+            self._send(GpuState(target.uuid, state, DENIED if error.denied else str(error)))
             return None
         name = (chip.pChipName or b"").decode("ascii", "replace")
         device = CuptiDevice(cupti, version, ordinal, name)

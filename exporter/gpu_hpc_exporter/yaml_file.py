@@ -194,8 +194,9 @@ def _explain(path: Path, tree: yaml.Node | None, kind: type[msgspec.Struct], pro
         suggestion = _suggestion(kind, keys, unknown[0])
         keys += unknown
         problem = f"unknown key `{'.'.join(keys)}`{suggestion}"
-    else:
-        problem = f"{'.'.join(keys)}: {problem.split(' - at ')[0]}" if keys else problem
+    elif keys:
+        wanted = _description(kind, keys) if "matching regex" in problem else ""
+        problem = f"{'.'.join(keys)}: {f'expected {wanted}' if wanted else problem.split(' - at ')[0]}"
     return str(_error(path, problem, _line_of(tree, keys)))
 
 
@@ -218,6 +219,17 @@ def _suggestion(kind: type[msgspec.Struct], section: list[str], key: str) -> str
     known = _keys_of(struct)
     near = difflib.get_close_matches(key, known, n=1)
     return f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(known)}"
+
+
+def _description(kind: type[msgspec.Struct], keys: Sequence[str]) -> str:
+    """What a key takes, in the words of its type: a regular expression is no answer to everybody. "" without any."""
+    struct: Any = kind
+    for name in keys[:-1]:
+        struct = get_type_hints(struct).get(name)
+        if not _is_struct(struct):
+            return ""
+    hint = get_type_hints(struct, include_extras=True).get(keys[-1])
+    return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
 
 
 def _is_struct(kind: object) -> bool:

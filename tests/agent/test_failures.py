@@ -163,6 +163,18 @@ def test_a_failing_call_ends_it(start: Start, name: str, after: int, mode: str) 
     assert_runs_on(agent)
 
 
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_j02_every_call_is_for_administrators_only(start: Start, mode: str) -> None:
+    """J02: CUPTI answers 35 to all: one line, the code in the file, and the program is not touched."""
+    agent = start(MODE=mode)
+    agent.begin(*(f"fault {name} code=35" for name in (*NEEDED, *OPTIONAL) if name != "cuptiGetVersion"))
+    now = agent.wait(lambda now: now.header.state == State.OFF)
+    assert (now.state, now.header.error_code) == ((State.OFF, Reason.CUPTI_ERROR), 35)
+    assert agent.kinds() == set()
+    fake_activity.until(lambda: agent.said() != "")
+    assert_runs_on(agent)
+
+
 @pytest.mark.parametrize(
     "name",
     ["cuptiActivityGetNextRecord", "cuptiActivityGetNumDroppedRecords", "cuptiGetTimestamp", "cuDriverGetVersion"],
@@ -235,10 +247,11 @@ def test_ten_thousand_buffers(start: Start, version: int) -> None:
     assert now.header.records_kept == 67
 
 
-def test_an_old_cupti_is_never_refused_a_buffer(start: Start) -> None:
+@pytest.mark.parametrize("version", [18, 26, 27])
+def test_an_old_cupti_is_never_refused_a_buffer(start: Start, version: int) -> None:
     """K04: it would crash; tracing ends instead."""
     agent = start(MODE="continuous")
-    agent.trace("version 26", "records_per_buffer 1")
+    agent.trace(f"version {version}", "records_per_buffer 1")
     agent.do("stall 1", "kernel a count=10000 call=0")
     now = agent.wait(lambda now: now.header.state == State.OFF)
     assert now.state == (State.OFF, Reason.BUFFERS)

@@ -456,6 +456,22 @@ def test_stop_and_start(start: Start) -> None:
     assert now.kernels()["a"].executions == 9
 
 
+def test_k06_a_thousand_windows_beside_replays_of_graphs(start: Start) -> None:
+    """K06: kinds go on and off a thousand times, nothing is finalised (the fake aborts), the end is the program's."""
+    agent = start(PERIOD_SECONDS="0.002", WINDOW_SECONDS="0.001", FLUSH_SECONDS="0.001", BUDGET="1")
+    agent.trace("version 130101")
+    published = 0
+    while published < 1000:
+        agent.do("graph g nodes=20 count=20 threads=2 every_us=100", "kernel a count=20 every_us=50")
+        now = agent.wait(lambda _: True)
+        assert now.state[0] != State.OFF, now.state
+        published = now.header.windows_published
+    assert agent.calls()["cuptiActivityEnable"] >= 1000
+    assert now.header.records_invalid == 0
+    assert agent.end(3) == 3
+    assert agent.said() == ""
+
+
 def test_a_library_loaded_by_the_program_itself(start: Start) -> None:
     """No injection: gpu_hpc_agent_start alone, in a process that already computes."""
     agent = start()

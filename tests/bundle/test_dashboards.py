@@ -57,6 +57,8 @@ SIDE_BY_SIDE = {"Kernel time by what kernels do", "Host time in CUDA", "Host wai
 """Sums over streams or threads: nothing bounds them."""
 NOT_OURS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 """Series of the Prometheus client that the exporter serves."""
+CHOSEN = {"type": "prometheus", "uid": "${datasource}"}
+"""The data source of every query: the variable's."""
 SEVERE = {"SM": 0.85, "L2": 0.5, "DRAM": 0.9, "PCIe": 0.85, "NVLink": 0.85}
 """The project's diagnosis table."""
 
@@ -141,6 +143,20 @@ def test_dashboard_works_by_import_and_by_provisioning(uid: str) -> None:
     first = dashboard["templating"]["list"][0]
     assert (first["type"], first["query"], first["name"]) == ("datasource", "prometheus", "datasource")
     assert not re.search(r"\$\{?DS_", json.dumps(dashboard))
+    asked = [*panels(uid), *dashboard["templating"]["list"][1:], *dashboard["annotations"]["list"]]
+    without = {"row", "text", "custom", "constant", "interval", "textbox"}
+    for one in (one for one in asked if one.get("type") not in without):
+        assert one["datasource"] == CHOSEN, one.get("title") or one.get("name")
+    found = list(values_of(dashboard, "datasource"))
+    assert all(one == CHOSEN for one in found), found
+
+
+def values_of(part: object, key: str) -> Iterator[object]:
+    """All that stands under a key, however deep."""
+    if isinstance(part, dict):
+        yield from ([part[key]] if key in part else [])
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from values_of(one, key)
 
 
 @pytest.mark.parametrize("uid", UIDS)

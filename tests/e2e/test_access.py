@@ -117,7 +117,7 @@ def test_probes_need_no_password(exporter: Exporter) -> None:
     assert stranger.fetch("/metrics")[0] == 401
 
 
-def test_m05_a_stranger_is_not_told_which_gpu_is_not_ready(tmp_path: Path) -> None:
+def test_a_stranger_is_not_told_which_gpu_is_not_ready(tmp_path: Path) -> None:
     """Readiness without a password has no reason in it."""
     site = make_site(tmp_path, with_users())
     env = {"LD_LIBRARY_PATH": ""}

@@ -16,6 +16,7 @@ import pytest
 
 from e2e.machine import Machine, Start, observed, run_machine, state, uuid_of, value_series
 from exporter_process import Samples, free_port, run_exporter
+from fake_nvml import Scenario
 
 ONE = "device 0 sm 0.5\n"
 TWO = ONE + "device 1 sm 0.25\n"
@@ -84,6 +85,28 @@ def test_a13_release_closes_the_driver(start: Start) -> None:
     assert active / observed(after, uuid_of(0)) == pytest.approx(0.5, abs=1e-6)
     assert machine.scenario.calls()["nvmlInitWithFlags"] == calls["nvmlInitWithFlags"] + 1
     assert machine.log_lines("warning", "error") == []
+
+
+def test_a13_no_device_file_is_open_after_a_release(tmp_path: Path, library: Path) -> None:
+    """A13: the driver's device file is open while GPUs are read, not while they are released, and open again after."""
+    device = tmp_path / "dev" / "nvidia0"
+    device.parent.mkdir()
+    env = {**Scenario(tmp_path, library, ONE).env, "FAKE_NVML_DEVICE_FILE": str(device)}
+    config = tmp_path / "config.yaml"
+    config.write_text("pm_sampling: {mode: off}\n")
+    with run_exporter(tmp_path, f"--config.file={config}", env=env) as exporter:
+        descriptors = Path(f"/proc/{exporter.process.pid}/fd")
+
+        def held() -> set[Path]:
+            return {file.readlink() for file in descriptors.iterdir() if file.is_symlink()}
+
+        exporter.wait_for(lambda s: observed(s, uuid_of(0)) > 0)
+        assert device in held()
+        assert exporter.ask("/-/release?seconds=60")[0] == 200
+        assert device not in held()
+        assert exporter.post("/-/resume") == 200
+        exporter.wait_for(is_up)
+        assert device in held()
 
 
 def test_values_are_absent_while_released(start: Start) -> None:

@@ -5,6 +5,7 @@ The GPUs share a process, so every test here also shows that no oddity reaches a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from exporter_process import Samples
 
 GEMM, COPY, AMPERE, UNSUPPORTED, FOREVER_NAN, HIGH, NEGATIVE, ROUNDED, HIGH_PIPE = range(9)
 BLANKS, BLANK_ENERGY, BLANK_REASONS, UNKNOWN_ACTION, DENIED_METRIC, BARE, UNIFIED, OLD_MEMORY, MIG = range(9, 18)
-ONE_CLOCK, ONE_ECC, ONE_PCIE = range(18, 21)
+ONE_CLOCK, ONE_ECC, ONE_PCIE, NO_ACTION, RESET, DRAIN, RAW_LINKS, ODD_MIG = range(18, 26)
 WITH_WINDOWS: Final = (GEMM, COPY, UNSUPPORTED, ROUNDED, HIGH_PIPE, BLANKS, BLANK_ENERGY, BLANK_REASONS, DENIED_METRIC)
 
 SCENARIO: Final = f"""
@@ -69,6 +70,21 @@ fault nvmlDeviceGetMemoryInfo* device {MIG} 4
 device {ONE_CLOCK} clock_video none clock_max_video none
 device {ONE_ECC} ecc_corrected_aggregate none ecc_uncorrected_aggregate none
 device {ONE_PCIE} pcie_width_max none
+device {NO_ACTION} recovery_action 0
+device {RESET} recovery_action 1
+device {DRAIN} recovery_action 4
+device {RAW_LINKS} pcie_throughput_tx 1000 pcie_throughput_rx 1000
+gpm 20 1000.0 device {RAW_LINKS}
+gpm 21 2000.0 device {RAW_LINKS}
+device {ODD_MIG}
+mig {ODD_MIG} gi 1
+mig {ODD_MIG} gi 2
+mig {ODD_MIG} gi 3
+mig {ODD_MIG} gi 4
+gpm 2 137.0 mig {ODD_MIG} gi 1
+gpm 2 -1.0 mig {ODD_MIG} gi 2
+gpm 2 nan mig {ODD_MIG} gi 3
+gpm 2 100.0001 mig {ODD_MIG} gi 4
 """
 
 
@@ -135,6 +151,15 @@ def test_counters_divided_by_observed_are_the_mean(
 def test_b01_link_bytes(samples: Samples, counter: str, rate: float) -> None:
     """B01: bytes of a link over the observed time are the driver's MiB/s in bytes per second, within 0.1 %."""
     assert mean(samples, counter, uuid_of(GEMM)) == pytest.approx(rate, rel=1e-3)
+
+
+def test_b01_gpm_tells_mebibytes_of_the_gpu(machine: Machine) -> None:
+    """B01: GPM's 20 is what the GPU sends, in 2^20 bytes/s; NVML's own rates, of an unsure unit, are not asked for."""
+    samples = machine.wait_until_observed(1.0, RAW_LINKS)
+    uuid = uuid_of(RAW_LINKS)
+    assert mean(samples, "gpu_hpc_pcie_gpu_to_host_bytes_total", uuid) == pytest.approx(1_048_576_000, rel=1e-6)
+    assert mean(samples, "gpu_hpc_pcie_host_to_gpu_bytes_total", uuid) == pytest.approx(2_097_152_000, rel=1e-6)
+    assert "nvmlDeviceGetPcieThroughput" not in machine.scenario.calls()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +293,7 @@ def test_the_exporter_is_up(samples: Samples) -> None:
     """GPUs with oddities do not make the exporter down, and no collector fails on them."""
     assert samples.one("gpu_hpc_up") == 1
     assert samples.all("gpu_hpc_down_info") == {}
-    assert len(samples.all("gpu_hpc_gpu_info")) == 21 + 2
+    assert len(samples.all("gpu_hpc_gpu_info")) == 26 + 2 + 4
     assert set(samples.all("gpu_hpc_scrape_collector_success").values()) == {1.0}
 
 
@@ -340,6 +365,13 @@ def test_d01_an_integrated_gpu_has_no_memory_and_no_links(samples: Samples) -> N
     assert mean(samples, "gpu_hpc_sm_active_seconds_total", uuid_of(UNIFIED)) == pytest.approx(0.5, abs=1e-6)
 
 
+def test_b06_parts_of_the_memory_are_its_total(samples: Samples) -> None:
+    """B06: used without the reserve, reserved and free are the total."""
+    parts = [samples.one(f"gpu_hpc_memory_{part}_bytes", uuid=uuid_of(GEMM)) for part in ("used", "reserved", "free")]
+    assert sum(parts) == samples.one("gpu_hpc_memory_total_bytes", uuid=uuid_of(GEMM))
+    assert parts[0] == 70e9
+
+
 def test_b06_memory_of_an_old_driver(samples: Samples) -> None:
     """B06: without version 2 of the call, used holds the reserve, and used + free (+ reserved) is the total."""
     uuid = uuid_of(OLD_MEMORY)
@@ -371,6 +403,20 @@ def test_c03_impossible_sm_values_are_rejected(samples: Samples, device: int, re
     assert samples.one("gpu_hpc_windows_total", uuid=uuid_of(device), result="valid") == 0
     assert samples.get("gpu_hpc_sm_active_ratio", uuid=uuid_of(device)) is None
     assert observed(samples, uuid_of(device)) == 0
+
+
+@pytest.mark.parametrize(("gi", "reason"), [(1, "above_range"), (2, "negative"), (3, "nan")])
+def test_c03_impossible_values_of_an_instance_are_rejected(machine: Machine, gi: int, reason: str) -> None:
+    """A11, C03: the same of a MIG instance; its neighbour, whose 100.0001 % is rounding, and its slices are served."""
+    neighbour = mig_uuid_of(ODD_MIG, 4)
+    samples = machine.exporter.wait_for(lambda now: observed(now, neighbour) > 0.5)
+    assert samples.one("gpu_hpc_sm_active_ratio", uuid=neighbour) == 1
+    uuid = mig_uuid_of(ODD_MIG, gi)
+    counted = samples.all("gpu_hpc_rejected_readings_total", uuid=uuid)
+    assert {(dict(row)["reading"], dict(row)["reason"]) for row in counted} == {("sm_active", reason)}
+    assert samples.get("gpu_hpc_sm_active_ratio", uuid=uuid) is None
+    assert observed(samples, uuid) == 0
+    assert labels_of(samples, "gpu_hpc_gpu_info", uuid=uuid)["profile"].startswith("1g.")
 
 
 def test_c03_rounding_counts_as_one(samples: Samples) -> None:
@@ -439,8 +485,22 @@ def test_b04_a_blank_mask_of_clock_reasons_slows_nothing_down(samples: Samples) 
 
 
 def test_a16_an_unknown_recovery_action_is_absent(samples: Samples) -> None:
-    """A16: a value outside the driver's enumeration is absent, never a guessed number."""
+    """A16: a value outside the driver's enumeration is absent and counted, never a guessed number."""
     assert samples.get("gpu_hpc_recovery_action", uuid=uuid_of(UNKNOWN_ACTION)) is None
+    assert rejected(samples, UNKNOWN_ACTION) == {("recovery_action", "above_range"): 1}
+
+
+def test_a16_an_unknown_recovery_action_is_told_once(machine: Machine) -> None:
+    """A16: with the GPU and the number, at its first reading and not at each."""
+    (line,) = [line["msg"] for line in machine.log_lines("warning") if "recovery_action" in line["msg"]]
+    assert uuid_of(UNKNOWN_ACTION) in line
+    assert "77" in line
+
+
+@pytest.mark.parametrize(("device", "action"), [(NO_ACTION, 0), (RESET, 1), (GEMM, 2), (DRAIN, 4)])
+def test_a16_known_recovery_actions_are_served(samples: Samples, device: int, action: int) -> None:
+    """A16: as the driver numbers them; 0 is "none", not nothing."""
+    assert samples.one("gpu_hpc_recovery_action", uuid=uuid_of(device)) == action
 
 
 def test_mig_instances_have_rows_of_their_own(samples: Samples) -> None:
@@ -477,3 +537,16 @@ def test_c01_what_a_mig_parent_denies_is_absent(samples: Samples) -> None:
     assert samples.get("gpu_hpc_nvml_utilization_ratio", uuid=parent) is None
     assert samples.get("gpu_hpc_memory_used_bytes", uuid=parent) is None
     assert samples.one("gpu_hpc_driver_errors_total", code="no_permission") >= 1
+    assert labels_of(samples, "gpu_hpc_gpu_info", uuid=parent)["mig_mode"] == "enabled"
+
+
+def test_c01_idleness_is_that_of_the_instances(samples: Samples) -> None:
+    """C01: what the alert of an idle GPU needs, a parent lacks and its instances have."""
+    read_by_the_alert = {"gpu_hpc_observed_seconds_total", "gpu_hpc_sm_active_seconds_total"}
+    assert not read_by_the_alert & value_series(samples, uuid_of(MIG))
+    for gi in (1, 2):
+        assert read_by_the_alert <= value_series(samples, mig_uuid_of(MIG, gi))
+    rules = (Path(__file__).parents[2] / "alert-rules" / "jobs.yml").read_text(encoding="utf-8")
+    idle = rules.partition("alert: GpuHpcIdleButAllocated")[2].partition("for:")[0]
+    assert re.search(r"gpu:sm_active:\S+ < \S+\s+and on\(instance,gpu,uuid\)", idle)
+    assert re.search(r"and on\(instance,gpu,uuid\)\s+gpu:observed:\S+ > 0\.5", idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -171,6 +172,35 @@ def test_c07_gpm_that_never_delivers(start: Start) -> None:
     assert len([line for line in machine.log_lines("warning", "error") if "gpm" in line["msg"]]) == 1
 
 
+HASTY = """
+import sys
+from gpu_hpc_exporter import cli
+from gpu_hpc_exporter.samplers import gpu_owner
+gpu_owner._MAX_GPM_BACKOFF_NS = 50_000_000  # half a minute and an hour are long for a test
+gpu_owner._GPM_REPROBE_NS = 4_000_000_000
+sys.exit(cli.main())
+"""
+
+
+def test_c07_gpm_that_never_delivers_is_given_up_and_tried_again(tmp_path: Path, library: Path) -> None:
+    """C07: after 20 failures it is asked hourly, of this GPU only; once it delivers there are windows."""
+    two = "device 0 virtualization 2 sm 0.5\ndevice 1 sm 0.25\n"
+    scenario = Scenario(tmp_path, library, two + "fault nvmlGpmSampleGet device 0 999\n")
+    with run_exporter(tmp_path, env=scenario.env, program=("-c", HASTY)) as exporter:
+        deadline = time.monotonic() + 30
+        while scenario.calls(0).get("nvmlGpmSampleGet", 0) < 21:
+            assert time.monotonic() < deadline
+        samples = exporter.scrape()
+        assert state(samples, "gpm", uuid_of(0)) == "failed"
+        readings = scenario.calls(0)["nvmlDeviceGetUtilizationRates"]
+        while scenario.calls(0)["nvmlDeviceGetUtilizationRates"] < readings + 2:
+            assert time.monotonic() < deadline
+        assert scenario.calls(0)["nvmlGpmSampleGet"] == 21
+        assert observed(exporter.scrape(), uuid_of(1)) > observed(samples, uuid_of(1)) + 0.5
+        scenario.rewrite(two)
+        exporter.wait_for(lambda s: observed(s, uuid_of(0)) > 0.5 and state(s, "gpm", uuid_of(0)) == "active")
+
+
 def test_m07_library_below_the_driver_root(tmp_path: Path) -> None:
     """M07: a library that the loader does not know is found below the driver container's root."""
     library = build(tmp_path / "driver" / "usr" / "lib" / "x86_64-linux-gnu")
@@ -260,6 +290,7 @@ def test_b11_counters_that_fall_silent_under_load(tmp_path: Path, library: Path)
         assert samples.one("gpu_hpc_nvml_utilization_ratio", uuid=uuid_of(0)) == 1
         reasons = samples.all("gpu_hpc_source_state_info", uuid=uuid_of(0), source="gpm")
         assert "every counter reads 0" in dict(next(iter(reasons)))["reason"]
+        assert scenario.calls(0)["nvmlGpmQueryDeviceSupport"] == 2
         assert scenario.stats().live_samples == 0
 
 
@@ -278,11 +309,11 @@ def test_b10_nvlinks_are_counted_or_absent(start: Start) -> None:
     """B10: links that are down are counted as present, links that do not exist are not; without any, no series."""
     machine = start(
         """
-        device 0
+        device 0 nvlink_links 3
         link 0 device 0 state 1
         link 1 device 0 state 0
         link 2 device 0 state !3
-        device 1
+        device 1 nvlink_links 1
         link 0 device 1 state !3
         """
     )
@@ -294,6 +325,31 @@ def test_b10_nvlinks_are_counted_or_absent(start: Start) -> None:
     assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(1)) is None
 
 
+def test_b10_links_between_which_some_are_missing(start: Start) -> None:
+    """B10: 0, 3 and values in one list: what is there counts; an error counter that is not read of all is absent."""
+    machine = start(
+        """
+        device 0 nvlink_links 4
+        link 0 device 0 state !3
+        link 1 device 0 state 0 replay !3
+        link 2 device 0 state 1 replay 3 crc_flit !3 recovery 1
+        link 3 device 0 state 1 replay 2 crc_flit 7 recovery 0
+        device 1 nvlink_links 2
+        fault nvmlDeviceGetNvLinkState device 1 999 after_calls 4
+        """
+    )
+    samples = machine.wait_until_observed(0.2, 0, 1)
+    uuid = uuid_of(0)
+    assert samples.one("gpu_hpc_nvlink_links", uuid=uuid, state="present") == 3
+    assert samples.one("gpu_hpc_nvlink_links", uuid=uuid, state="active") == 2
+    errors = {dict(row)["error"]: count for row, count in samples.all("gpu_hpc_nvlink_errors_total", uuid=uuid).items()}
+    assert errors == {"replay": 5, "recovery": 1, "crc_data": 0}
+    assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid) == 0
+    # A link that fails is no smaller number of links.
+    assert samples.all("gpu_hpc_nvlink_links", uuid=uuid_of(1)) == {}
+    assert samples.one("gpu_hpc_driver_errors_total", code="unknown") >= 1
+
+
 @pytest.mark.parametrize("code", [13, 25])
 def test_b06_memory_by_a_driver_of_another_version(start: Start, code: int) -> None:
     """B06: the second version is missing, or its structure is refused: the first one's values, without the reserve."""
@@ -302,6 +358,19 @@ def test_b06_memory_by_a_driver_of_another_version(start: Start, code: int) -> N
     assert samples.get("gpu_hpc_memory_reserved_bytes", uuid=uuid_of(0)) is None
     used, free = (samples.one(f"gpu_hpc_memory_{what}_bytes", uuid=uuid_of(0)) for what in ("used", "free"))
     assert used + free == samples.one("gpu_hpc_memory_total_bytes", uuid=uuid_of(0))
+    assert used == 1_000_000_000 + 640_679_936, "the reserve is in it, as HELP says"
+
+
+def test_d01_an_integrated_gpu_that_answers_zeros(start: Start) -> None:
+    """D01: a total of 0 is no memory: absent, without the host's in its place, which a lost GPU does not get either."""
+    two = 'device 0 memory_total 0 memory_used 0\n  name "NVIDIA GB10"\ndevice 1\nprocess 0 pid 7 memory 4096\n'
+    machine = start(two)
+    samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_processes", uuid=uuid_of(0)) == 1)
+    memory = {name for name in value_series(samples, uuid_of(0)) if re.match("gpu_hpc_memory_.*_bytes", name)}
+    assert memory == set()
+    machine.scenario.rewrite(two + "fault nvmlDeviceGetMemoryInfo* device 1 15\n")
+    samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_lost", uuid=uuid_of(1)) == 1)
+    assert value_series(samples, uuid_of(1)) == set()
 
 
 def test_a12_a_reload_during_a_hang_piles_nothing_up(tmp_path: Path, library: Path) -> None:

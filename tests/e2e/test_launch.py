@@ -75,6 +75,16 @@ def test_show_prints_the_variables(config: Path) -> None:
     assert result.stdout == f"{NAMES[0]}={AGENT}\n{NAMES[1]}={config.parent / 'agents'}\n"
 
 
+def test_a_shell_takes_what_show_prints_whatever_is_in_it(config: Path) -> None:
+    """A directory with a blank, or with what a shell would run, reaches the program as it is."""
+    directory = f"{config.parent}/of agents'; echo $(id)"
+    config.write_text(json.dumps({"agent": {"directory": directory}}))
+    shown = run(config, "--show").stdout
+    script = f"eval \"$(sed 's/^/export /')\"\nprintenv {NAMES[0]} {NAMES[1]}"
+    told = subprocess.run(["sh", "-c", script], input=shown, env={}, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == [str(AGENT), directory]
+
+
 @pytest.mark.parametrize(("command", "status"), [(("--", "sh", "-c", "exit 7"), 7), (("--", "/nowhere"), 127), ((), 2)])
 def test_the_exit_status_is_the_programs(config: Path, command: tuple[str, ...], status: int) -> None:
     """As shells have it: 127 for a program that is not there, 2 for no program."""

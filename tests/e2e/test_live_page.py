@@ -97,6 +97,22 @@ def test_kernels_copies_jobs_and_sources(tab: Tab, replay: Exporter) -> None:
     assert tab.errors == []
 
 
+def test_kernels_are_told_apart_by_job(tab: Tab, replay: Exporter) -> None:
+    """Their job has a column where there are several, and only there; a launch latency that is missing says why."""
+    tab.open(replay.url)
+    alone, together, beside = tab.evaluate(KERNELS_OF_JOBS)
+    assert alone == [["Kernel, last minute", "Kind"], ["k0", "gemm"], ["k1", "gemm"]]
+    assert together == [["Kernel, last minute", "Job"], ["k0", "a"], ["k1", "b"]]
+    assert beside == [["Kernel, last minute", "Job"], ["k0", "a"]]
+    titles = tab.evaluate(
+        "[...document.querySelectorAll('#made .latency')].map(cell => [cell.textContent, cell.title])"
+    )
+    assert titles[0] == ["2.0 µs", ""]
+    assert titles[1][0] == "\N{EN DASH}"
+    assert "no launch of it was traced lately" in titles[1][1]
+    assert tab.errors == []
+
+
 def test_keyboard(tab: Tab, replay: Exporter) -> None:
     """Tab reaches the heatmap; its cursor tells what was there; Enter shows a second, Escape all of it."""
     replay.wait_for(lambda samples: samples.one("gpu_hpc_observed_seconds_total") > 60)  # steps are of 6 s
@@ -249,6 +265,27 @@ def test_a_phone_needs_no_scrolling_sideways(tab: Tab, replay: Exporter, scheme:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     for name in ("--text", "--faint", "--lie", "--truth"):
         assert tab.evaluate(CONTRAST.replace("NAME", name)) >= 4.5
+
+
+KERNELS_OF_JOBS = """Promise.all([
+  import('./web/page/card.js'), import('./web/page/windows.js'), fetch('api/v1/gpus').then(answer => answer.json()),
+]).then(([{ Card }, { View }, { gpus: [gpu] }]) => {
+  const card = new Card(gpu, new View(), true);
+  card.node.id = 'made';
+  card.isVisible = true;
+  document.body.append(card.node);
+  const shown = (jobs, job_count) => {
+    const kernels = jobs.map((job, n) => ({
+      job, kernel: `k${n}`, category: 'gemm', share_ratio: 1, executions_per_second: 1, mean_seconds: 1e-3,
+      launch_latency_seconds: n ? null : 2e-6, launch_latency_history_seconds: [2e-6], pattern: null,
+    }));
+    card.update({ ...gpu, job_count, kernels, copies: [] });
+    const rows = [...card.node.querySelectorAll('.kernels tr')];
+    return rows.map(row => [...row.cells].filter(c => c.getClientRects().length).slice(0, 2).map(c => c.textContent));
+  };
+  return [shown(['a', 'a'], 1), shown(['a', 'b'], 1), shown(['a'], 2), shown(['a', 'b'], 2)].slice(0, 3);
+})"""
+"""The first two columns of the kernels of one job, of two, and of one that shares the GPU with another."""
 
 
 FRAMES = """new Promise(done => {

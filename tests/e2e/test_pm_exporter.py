@@ -126,6 +126,30 @@ def test_what_only_pm_sampling_serves(start: Start) -> None:
     assert "libcuda" not in maps
 
 
+ONLY_PM = ("gpu_hpc_l2_sectors_total", "gpu_hpc_dram_read_bytes_total", "gpu_hpc_dram_written_bytes_total")
+
+
+def assert_nothing_is_zero(machine: Machine) -> None:
+    """What only PM sampling serves stands still where it was, or is absent: nowhere does it fall to 0."""
+    machine.exporter.wait_for(lambda s: s.get("gpu_hpc_l2_cache_miss_rate", uuid=uuid_of(0)) is None)
+    samples = machine.exporter.scrape()
+    assert all((samples.get(name, uuid=uuid_of(0)) or 1) > 0 for name in ONLY_PM)
+    assert samples.get("gpu_hpc_bottleneck_intensity_ratio", uuid=uuid_of(0), unit="l2") is None
+
+
+def test_j01_busy_counters_are_absent(start: Start, tmp_path: Path, libraries: Path) -> None:
+    """J01: while another process has the counters nothing of them is served; GPM's go on, then all is there."""
+    with fake_cupti.CuptiScenario(tmp_path, libraries, "device 0").other_owner(0):
+        machine = start()
+        busy = machine.wait_for_state("busy")
+        later = machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(busy, uuid_of(0)) + 0.5)
+        assert state(later, "pm_sampling", uuid_of(0)) == "busy"
+        assert pm_seconds(later) == 0
+        assert not any(later.all(name) for name in (*ONLY_PM, "gpu_hpc_l2_cache_miss_rate"))
+        assert later.one("gpu_hpc_sm_active_ratio", uuid=uuid_of(0)) == pytest.approx(0.5, abs=1e-6)
+    machine.exporter.wait_for(lambda s: pm_seconds(s) > 0.2)
+
+
 def test_pause_over_http(start: Start) -> None:
     """J01: the helper is gone when the answer comes, GPM goes on, and a resume brings windows back."""
     machine = start()
@@ -135,6 +159,7 @@ def test_pause_over_http(start: Start) -> None:
     paused = machine.wait_for_state("paused", "paused on request")
     after = machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(paused, uuid_of(0)) + 0.5)
     assert pm_seconds(after) == pm_seconds(paused)
+    assert_nothing_is_zero(machine)
     assert machine.exporter.post("/-/resume") == 200
     machine.exporter.wait_for(lambda s: pm_seconds(s) > pm_seconds(paused) + 0.2)
 

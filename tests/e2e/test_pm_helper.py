@@ -116,6 +116,7 @@ class Run(Protocol):
         devices: Sequence[int] = (0,),
         links: tuple[Link, ...] = ("pcie",),
         library: Path | None = None,
+        has_gpm: bool = True,
     ) -> Helper: ...
 
 
@@ -131,12 +132,13 @@ def run(tmp_path: Path, cupti: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         devices: Sequence[int] = (0,),
         links: tuple[Link, ...] = ("pcie",),
         library: Path | None = None,
+        has_gpm: bool = True,
     ) -> Helper:
         scenario = CuptiScenario(tmp_path, cupti, "costs none\n" + textwrap.dedent(text))
         for name, value in scenario.env.items():
             if name != "LD_LIBRARY_PATH" or name not in os.environ:
                 monkeypatch.setenv(name, value)
-        order = Order(interval_ms * MS, [Target(uuid_of(device), links, has_gpm=True) for device in devices])
+        order = Order(interval_ms * MS, [Target(uuid_of(device), links, has_gpm=has_gpm) for device in devices])
         process = HelperProcess((), str(library or cupti / "libcupti.so.12"), order)
         helpers.append(Helper(scenario, process))
         return helpers[-1]
@@ -355,6 +357,19 @@ def test_j02_no_permission(run: Run, call: str) -> None:
     assert helper.states() == [(state, reason)]
 
 
+@pytest.mark.parametrize("calls", ["cupti*", "cuptiP*", "cuptiDeviceGetChipName", "cuptiPm*"])
+def test_j02_no_permission_for_any_call(run: Run, calls: str) -> None:
+    """J02: every call answers 35, or those of a part: one reason with the remedy, and never a dead helper."""
+    helper = run(f"device 0\nfault {calls} 35")
+    helper.hear_until(lambda: helper.states() or helper.all(Unusable))
+    told = [*helper.states(), *((message.state, message.reason) for message in helper.all(Unusable))]
+    ((state, reason),) = told
+    assert state == "no_permission"
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in reason
+    assert helper.windows() == []
+    assert helper.process.read(0.05) is not None
+
+
 @pytest.mark.parametrize(
     ("code", "word"), [(27, "not_supported"), (43, "mig_device_not_supported"), (41, "confidential_computing")]
 )
@@ -419,11 +434,13 @@ def test_an_overflow_halves_the_rate(run: Run) -> None:
     assert helper.states() == [("active", "")]
 
 
-def test_j07_unknown_counters(run: Run) -> None:
+@pytest.mark.parametrize(("pipe", "other"), [("tensor", "fp64"), ("fp64", "tensor")])
+def test_j07_unknown_counters(run: Run, pipe: str, other: str) -> None:
     """J07: a counter that the library does not know is left out and the set goes on."""
-    helper = run("device 0\nunknown_metric *pipe_tensor*")
+    helper = run(f"device 0 chip GA100\nunknown_metric *pipe_{pipe}*", has_gpm=False)
     helper.hear_until(helper.has_windows(5))
-    assert helper.columns("pipe_tensor") == []
+    assert helper.columns(f"pipe_{pipe}") == []
+    assert len(helper.columns(f"pipe_{other}")) >= 5
     assert len(helper.columns("l2_sectors")) >= 5
     assert helper.states() == [("active", "")]
 
@@ -444,23 +461,37 @@ def test_j07_a_set_that_is_refused_as_a_whole(run: Run) -> None:
     assert helper.incidents() == ["set_reduced"]
 
 
-def test_j07_too_many_counters_for_one_pass(run: Run) -> None:
-    """J07: four counters in one pass are fewer than the core needs: said, not silent; eight are enough."""
-    helper = run("device 0\nmax_metrics 8")
+@pytest.mark.parametrize("count", [6, 8])
+def test_j07_too_many_counters_for_one_pass(run: Run, count: int) -> None:
+    """J07: as many as the core needs are enough."""
+    helper = run(f"device 0\nmax_metrics {count}")
     helper.hear_until(helper.has_windows(5))
     assert set(helper.incidents()) == {"set_reduced"}
     assert len(helper.columns("dram_read_bytes")) >= 5
 
 
-def test_j07_no_pass_is_large_enough(run: Run) -> None:
-    """J07: a single counter in one pass: there is a reason, and no loop without a pause."""
-    helper = run("device 0\nmax_metrics 1")
+@pytest.mark.parametrize("count", [1, 4])
+def test_j07_no_pass_is_large_enough(run: Run, count: int) -> None:
+    """J07: fewer counters in one pass than the core needs: there is a reason, and no loop without a pause."""
+    helper = run(f"device 0\nmax_metrics {count}")
     helper.hear_until(helper.states)
     ((state, reason),) = helper.states()
     assert (state, reason) == ("failed", "the library cannot read these counters in one pass")
 
 
-@pytest.mark.parametrize("reason", [0, 99])
+def test_j04_each_session_ends_once(run: Run) -> None:
+    """J04: sessions that fail and begin again: each object ends once, nothing is used after it (the fake aborts)."""
+    helper = run("device 0\nfault cuptiPmSamplingDecodeData 999 times 3")
+    helper.hear_until(helper.has_windows(5))
+    calls, stats = helper.scenario.calls(), helper.scenario.stats()
+    assert calls["cuptiPmSamplingEnable"] == calls["cuptiProfilerHostInitialize"] == 4
+    assert calls["cuptiPmSamplingDisable"] == calls["cuptiProfilerHostDeinitialize"] == 3
+    assert calls["cuptiProfilerInitialize"] == 1
+    assert (stats.live_samplers, stats.live_hosts, stats.dead_object_uses) == (1, 1, 0)
+    assert helper.states()[-1] == ("active", "")
+
+
+@pytest.mark.parametrize("reason", [0, 4, 99])
 def test_j04_windows_that_repeat_or_lack(run: Run, reason: int) -> None:
     """J04: any stop reason is taken; windows that come twice are told once, gaps stay gaps."""
     helper = run(f"device 0\ndrop every 5\nduplicate every 7\nstop_reason {reason}")

@@ -356,6 +356,23 @@ int call_close(Call *c, int ret)
     return ret;
 }
 
+/* The device file that a driver holds while it is open; the real ones need a GPU. */
+static _Atomic int device_file = -1;
+
+static void hold_device_file(void)
+{
+    const char *path = getenv("FAKE_NVML_DEVICE_FILE");
+    if (path)
+        atomic_store(&device_file, open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+}
+
+static void let_device_file_go(void)
+{
+    int file = atomic_exchange(&device_file, -1);
+    if (file >= 0)
+        close(file);
+}
+
 static int init(Function fn)
 {
     Call c;
@@ -365,7 +382,8 @@ static int init(Function fn)
     if (rc == OK) {
         int64_t unset = 0;
         atomic_compare_exchange_strong(&origin_ns, &unset, monotonic_ns());
-        atomic_fetch_add(&users, 1);
+        if (atomic_fetch_add(&users, 1) == 0)
+            hold_device_file();
     }
     return call_close(&c, rc);
 }
@@ -380,8 +398,10 @@ int nvmlShutdown(void)
     int rc = call_open(&c, FN_nvmlShutdown);
     if (rc == OK)
         rc = call_enter(&c, NULL);
-    if (rc == OK && atomic_fetch_sub(&users, 1) == 1)
+    if (rc == OK && atomic_fetch_sub(&users, 1) == 1) {
         atomic_fetch_add(&generation, 1);
+        let_device_file_go();
+    }
     return call_close(&c, rc);
 }
 

@@ -322,6 +322,71 @@ def test_recorded_series_read_raw_series_alone(file: Path) -> None:
             assert ":" not in re.sub(r"\[[^]]*\]", "", bare(rule["expr"])), rule["record"]
 
 
+def scraped(minutes: int, scrape_s: int, first: float, grows: float = 0, *, missed: str = "stale") -> str:
+    """What each scrape of a series found that grows by so much a second; of every fifth one there is nothing."""
+    values = (first + grows * second for second in range(0, 60 * minutes, scrape_s))
+    return " ".join(missed if number % 5 == 4 else f"{value:g}" for number, value in enumerate(values))
+
+
+@pytest.mark.parametrize("scrape_s", [15, 30, 60])
+def test_n05_every_fifth_scrape_fails(scrape_s: int, tmp_path: Path) -> None:
+    """N05, N04: at any interval of scrapes a healthy node and one without GPUs are quiet; what is sick stays told."""
+    minutes = 40
+    sick = {"n2": "driver", "n3": "heat", "n4": "lost"}
+    series: dict[str, str] = {}
+    for node in ("n0", "n1", *sick):
+        ill, host = sick.get(node, ""), f'{{instance="{node}"'
+        target = f'{host},job="nodes"'
+        gpu = f'{target},gpu="0",uuid="GPU-{node}"'
+        constant = {
+            f'gpu_hpc_exporter_build_info{target},version="0.1.0",revision="",python="3.11.2"}}': 1,
+            f"gpu_hpc_up{target}}}": int(node != "n0" and ill != "driver"),
+            f'gpu_hpc_honor_labels_check{host},job="check"}}': 1,
+            f'gpu_hpc_gpus{target},state="expected"}}': 0 if node == "n0" else 2,
+        }
+        if node == "n0" or ill == "driver":
+            reason = "library_not_found" if node == "n0" else "driver_not_loaded"
+            constant[f'gpu_hpc_down_info{target},reason="{reason}"}}'] = 1
+        else:
+            constant[f'gpu_hpc_gpus{target},state="visible"}}'] = 1 if ill == "lost" else 2
+            bus = '00000000:17:00.0",mig_mode="disabled",parent_uuid="'
+            constant[f'gpu_hpc_gpu_info{gpu},name="NVIDIA H200",index="0",pci_bus_id="{bus}"}}'] = 1
+            constant[f'gpu_hpc_temperature_celsius{gpu},sensor="gpu"}}'] = 86
+            constant[f"gpu_hpc_temperature_slowdown_celsius{gpu}}}"] = 87
+            constant[f'gpu_hpc_xid_errors_total{gpu},xid="79"}}'] = 0
+            constant[f'gpu_hpc_ecc_errors_total{gpu},severity="uncorrected",scope="volatile"}}'] = 0
+        if ill == "lost":
+            other = f'{target},gpu="1",uuid="GPU-other",pci_bus_id="00000000:99:00.0"}}'
+            constant[f"gpu_hpc_gpu_lost{other}"] = 1
+        series |= {name: scraped(minutes, scrape_s, value) for name, value in constant.items()}
+        series[f"up{target}}}"] = scraped(minutes, scrape_s, 1, missed="0")
+        if node != "n0" and ill != "driver":
+            name = f'gpu_hpc_clock_event_seconds_total{gpu},reason="sw_thermal_slowdown"}}'
+            series[name] = scraped(minutes, scrape_s, 0, 0.5 if ill == "heat" else 0)
+    expected = [
+        ("GpuHpcExporterDown", "n2"),
+        ("GpuHpcGpuLost", "n4"),
+        ("GpuHpcThermalSlowdown", "n3"),
+    ]
+    firing = {
+        "expr": 'count by(alertname, instance) (ALERTS{alertstate="firing"})',
+        "exp_samples": [{"labels": f'{{alertname="{name}",instance="{node}"}}', "value": 1} for name, node in expected],
+    }
+    wholes = [load(RULES / "tests" / name) for name in ("exporter.yml", "hardware.yml")]
+    file = tmp_path / "missed.yml"
+    tests = {
+        "name": f"every fifth scrape fails, {scrape_s} s",
+        "interval": f"{scrape_s}s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{**firing, "eval_time": f"{minute}m"} for minute in range(15, minutes)],
+    }
+    rule_files = dict.fromkeys(str(RULES / "tests" / name) for whole in wholes for name in whole["rule_files"])
+    order = list(dict.fromkeys(group for whole in wholes for group in whole["group_eval_order"]))
+    whole = {"rule_files": list(rule_files), "evaluation_interval": "1m", "group_eval_order": order, "tests": [tests]}
+    file.write_text(yaml.safe_dump(whole))
+    promtool("test", "rules", file)
+
+
 def test_fleet_dashboard_counts_missing_gpus_as_the_alert_does(tmp_path: Path) -> None:
     """Its panel says 1 where GpuHpcGpusMissing fires for a GPU that the exporter no longer expects after a restart."""
     panels = json.loads((RULES.parent / "dashboards/gpu-hpc-fleet.json").read_text(encoding="utf-8"))["panels"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -14,8 +15,10 @@ from aiohttp.web import Application, Request
 
 from exporter_process import parse
 from gpu_hpc_exporter.app import _is_loopback, build_app, not_ready_reason, serve
+from gpu_hpc_exporter.collectors import COLLECTORS
 from gpu_hpc_exporter.config import ConfigError
 from gpu_hpc_exporter.exporter import Outcome
+from gpu_hpc_exporter.exposition import Family
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.kernel_recent import RecentActivity
 from gpu_hpc_exporter.samplers.window_history import WindowSlice
@@ -228,6 +231,76 @@ def test_another_telemetry_path() -> None:
 
     (found, _), (missing, _), (_, page) = run(asked, path="/gpu/m")
     assert (found, missing, 'href="gpu/m"' in page) == (200, 404, True)
+
+
+class Sick:
+    """A collector that fails, or that waits until it is let go."""
+
+    def __init__(self, name: str, leave: threading.Event | None = None) -> None:
+        self.name = name
+        self._leave = leave
+
+    def collect(self, _: FleetSnapshot) -> Iterator[Family]:
+        """Nothing. Raises RuntimeError where it has nothing to wait for."""
+        if self._leave is None:
+            raise RuntimeError
+        self._leave.wait(20)
+        yield from ()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("*/*", TEXT),
+        ("application/openmetrics-text;version=1.0.0", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_h06_i01_a_page_that_lacks_something_is_one_too(
+    monkeypatch: pytest.MonkeyPatch, method: str, accept: str, content_type: str, encoding: str
+) -> None:
+    """H06, I01: with a collector that fails and one that takes longer than Prometheus waits, behind a proxy's path."""
+    leave = threading.Event()
+    collectors = (Sick("broken"), Sick("slow", leave), *COLLECTORS)
+    monkeypatch.setattr("gpu_hpc_exporter.app.COLLECTORS", collectors)
+    headers = {"Accept": accept, "Accept-Encoding": encoding, "X-Prometheus-Scrape-Timeout-Seconds": "0.5"}
+
+    async def asked(client: Client) -> tuple[int, str | None, str]:
+        try:
+            async with asyncio.timeout(5), client.request(method, "/gpu/metrics", headers=headers) as answer:
+                return answer.status, answer.headers.get("Content-Type"), await answer.text()
+        finally:
+            assert not leave.is_set()
+            leave.set()
+
+    status, kind, text = run(asked, path="/gpu/metrics")
+    assert (status, kind) == (200, content_type)
+    if method == "GET":
+        for name, success in (("broken", 0), ("slow", 0), ("gpus", 1)):
+            assert f'gpu_hpc_scrape_collector_success{{collector="{name}"}} {success}.0\n' in text
+        assert f'uuid="{G0.uuid}"' in text
+
+
+class Unserved(Scripted):
+    """An exporter of which nothing can be rendered."""
+
+    def settings(self) -> ExpositionSettings:
+        """None. Raises RuntimeError."""
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(("path", "expected"), [("/metrics", 500), ("/metrics/", 404), ("/gpu/metrics", 404)])
+def test_h06_errors_are_neither_200_nor_html(method: str, path: str, expected: int) -> None:
+    """H06: Prometheus takes what is no 2xx for a failed scrape, and nothing else."""
+
+    async def asked(client: Client) -> tuple[int, str | None]:
+        headers = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"}
+        async with client.request(method, path, headers=headers) as answer:
+            return answer.status, answer.headers.get("Content-Type")
+
+    assert run(asked, Unserved()) == (expected, "text/plain; charset=utf-8")
 
 
 def test_a_failed_reload_says_why() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gzip
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from exporter_process import parse
 from gpu_hpc_exporter.collectors import COLLECTORS, Collector
@@ -17,7 +21,12 @@ from gpu_hpc_exporter.model import (
     QUANTITIES,
     READINGS,
     Gpu,
+    GpuJobs,
     IntervalInForce,
+    Job,
+    JobOnGpu,
+    JobsInForce,
+    Library,
     Link,
     Quantity,
     ReadingRejected,
@@ -28,7 +37,7 @@ from gpu_hpc_exporter.model import (
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import WINDOW_SOURCES
 from gpu_hpc_exporter.scrape import ExpositionSettings, Rendered, Scrape, parse_deadline
-from unit.objects import G0, M1, NS, inventory, readings, running_fleet, window
+from unit.objects import G0, G1, M1, NS, inventory, readings, running_fleet, window
 
 PRODUCT = Path(__file__).parent.parent.parent / "exporter" / "gpu_hpc_exporter"
 
@@ -66,14 +75,23 @@ def test_h04_long_values_stay_two_series_of_bounded_length() -> None:
     assert all(len(value.encode()) <= 200 for _, labels in values for _, value in labels)
 
 
-def test_h08_gzip_is_made_once_for_all_and_off_the_loop() -> None:
-    """H08: ten scrapers that ask for gzip share one page, which no thread of the event loop made."""
+def test_h08_gzip_is_made_once_for_all_and_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H08: ten scrapers that ask for gzip share one page, which was packed once, quickly and in another thread."""
     threads: list[threading.Thread] = []
+    levels: list[int] = []
     fleet = running_fleet(G0)
+    compress = gzip.compress
 
     def snapshot() -> FleetSnapshot:
         threads.append(threading.current_thread())
         return fleet.snapshot()
+
+    def packed(data: bytes, level: int = 9, *, mtime: float | None = None) -> bytes:
+        threads.append(threading.current_thread())
+        levels.append(level)
+        return compress(data, level, mtime=mtime)
+
+    monkeypatch.setattr("gpu_hpc_exporter.scrape.gzip.compress", packed)
 
     async def scrapes() -> list[Rendered]:
         scrape = Scrape(snapshot, COLLECTORS, lambda: ExpositionSettings(20_000))
@@ -84,8 +102,42 @@ def test_h08_gzip_is_made_once_for_all_and_off_the_loop() -> None:
 
     first, *others = asyncio.run(scrapes())
     assert all(other is first for other in others)
-    assert len(threads) == 1
-    assert threads[0] is not threading.main_thread()
+    assert len(threads) == 2  # one snapshot, one compression
+    assert threading.main_thread() not in threads
+    assert levels[0] <= 6
+
+
+class Many:
+    """A collector of far more series than are served by default."""
+
+    name = "many"
+    spec = Spec("gpu_hpc_many", "gauge", "Many.", ("uuid",))
+
+    def collect(self, _: FleetSnapshot) -> Iterator[Family]:
+        """200,000 of them."""
+        family = self.spec.family()
+        for number in range(200_000):
+            family.add(number, f"GPU-00000000-aaaa-bbbb-cccc-{number:012d}")
+        yield family
+
+
+def test_h08_the_loop_is_free_while_200_000_series_are_packed() -> None:
+    """H08: ten scrapers for gzip leave no callback waiting for 50 ms (measured: 17 ms on two cores)."""
+
+    async def longest_wait() -> float:
+        scrape = Scrape(running_fleet(G0).snapshot, (Many(),), lambda: ExpositionSettings(300_000))
+        task = asyncio.gather(*(scrape.render("", "gzip") for _ in range(10)))
+        waits = []
+        while not task.done():
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            waits.append(time.perf_counter() - began)
+        scrape.close()
+        assert gzip.decompress((await task)[0].body).count(b"gpu_hpc_many{") == 200_000
+        return max(waits)
+
+    # The best of a few, since on a busy machine something else may have held it up; hence less than the 50 ms.
+    assert any(asyncio.run(longest_wait()) < 0.035 for _ in range(8))
 
 
 def test_i01_a_slow_collector_costs_no_timeout() -> None:
@@ -138,22 +190,26 @@ def test_b13_nothing_is_asserted_of_what_a_driver_says() -> None:
     assert asserts == []
 
 
+FORKS = {"fork", "forkpty", "ProcessPoolExecutor"}
+
+
 def test_e06_no_process_is_forked_after_the_driver_was_opened() -> None:
     """E06: a child that inherits an opened driver library reads nothing; ours are other programs, started anew."""
     forks = [
         f"{path.name}:{node.lineno}"
         for path in PRODUCT.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Attribute) and node.attr in {"fork", "forkpty", "ProcessPoolExecutor"})
+        if (isinstance(node, ast.Attribute) and node.attr in FORKS)
         or (isinstance(node, ast.keyword) and node.arg == "preexec_fn")
         or (isinstance(node, ast.Import) and any("multiprocessing" in alias.name for alias in node.names))
         or (isinstance(node, ast.ImportFrom) and node.module in {"multiprocessing", "concurrent.futures.process"})
+        or (isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & FORKS)
     ]
     assert forks == []
 
 
-def served(fleet: Fleet) -> int:
-    """Samples of an exposition."""
+def exposition(fleet: Fleet) -> str:
+    """What is served."""
 
     async def body() -> bytes:
         scrape = Scrape(fleet.snapshot, COLLECTORS, lambda: ExpositionSettings(20_000))
@@ -162,7 +218,12 @@ def served(fleet: Fleet) -> int:
         finally:
             scrape.close()
 
-    return sum(not line.startswith("#") for line in asyncio.run(body()).decode().splitlines())
+    return asyncio.run(body()).decode()
+
+
+def served(fleet: Fleet) -> int:
+    """Samples of an exposition."""
+    return sum(not line.startswith("#") for line in exposition(fleet).splitlines())
 
 
 TURING = {"pipe_shared"}
@@ -206,3 +267,48 @@ def test_the_series_budget_holds_in_the_worst_case() -> None:
     fleet.put(inventory(*gpus, instance))
     fill(fleet, instance)
     assert served(fleet) - whole <= 200
+
+
+def test_h03_instances_of_one_profile_stay_two() -> None:
+    """H03: two MIG instances alike in all but their UUIDs have the same series, none of which is anybody else's."""
+    twins = [replace(M1, uuid=f"MIG-{n}", gpu_instance=str(n), profile="1g.18gb") for n in (1, 2)]
+    fleet = running_fleet(G0, G1, *twins)
+    for gpu in twins:
+        fill(fleet, gpu)
+    samples = parse(exposition(fleet))
+    assert samples.one("gpu_hpc_dropped_series_total", reason="duplicate") == 0
+    one, two = (
+        {
+            (name, tuple(sorted(label for label in labels if label[0] not in {"uuid", "gpu_instance"})))
+            for name, labels in samples.values
+            if ("uuid", gpu.uuid) in labels
+        }
+        for gpu in twins
+    )
+    assert one == two
+    assert len(one) > 50
+
+
+def test_g09_five_thousand_jobs_make_few_series_each() -> None:
+    """G09: a day of jobs on a GPU that shows all it can: none is a copy of the GPU's series, and none stays."""
+    fleet = running_fleet(G0)
+    fill(fleet, G0)
+    seen: set[str] = set()
+
+    def look(*jobs: JobOnGpu) -> int:
+        """How many series have not been there before."""
+        fleet.put(JobsInForce(10 * NS, {G0.uuid: GpuJobs(jobs, len(jobs))}, {}, {}))
+        snapshot = fleet.snapshot()
+        shown = {line for one in COLLECTORS for family in one.collect(snapshot) for line, _ in family.samples}
+        new = len(shown - seen)
+        seen.update(shown)
+        return new
+
+    constant = look()
+    library = (Library("nccl", "2.21.5"),)
+    for number in range(5000):
+        job = Job(f"job-{number}", str(number), "batch", "ann", rank="0", source="slurm")
+        assert look(JobOnGpu(job, 1, 4096, 0.5, library)) <= 10
+    assert constant > 250
+    assert look() == 0
+    assert served(fleet) < constant + 30  # with what a scrape says of itself

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from exporter_process import Exporter, run_exporter
+from fake_nvml import Scenario, build
 from gpu_hpc_exporter import __version__
 from gpu_hpc_exporter.config import DEFAULT_PORT, Agent
 from gpu_hpc_exporter.sources.kernels.files import FOLDER_MODE
@@ -322,6 +323,29 @@ def test_exporter_runs_without_any_privilege(exporter: Exporter) -> None:
         root = re.search(r" / / (\S+)", Path(f"/proc/{exporter.process.pid}/mountinfo").read_text())
         assert root
         assert "ro" in root[1].split(",")
+
+
+def test_m05_base_metrics_without_any_privilege(image: Path) -> None:
+    """M05: readings and windows of GPUs, as the image's user, without a capability, HOME or a place to write to."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        scenario = Scenario(root, build(root / "driver"), "device 0 sm 0.5 dram 0.25\ndevice 1 sm 0.75\n")
+        scenario.path.chmod(0o644)
+        variables = [f"{key}={scenario.env[key]}" for key in ("LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO")]
+        (entry,) = instructions("ENTRYPOINT")
+        command = [*confined(), *environment(image), *variables, *json.loads(entry)]
+        with run_exporter(root, program=["-c", EXECUTE, *command]) as running:
+            samples = running.wait_for(lambda samples: len(samples.all("gpu_hpc_sm_active_ratio")) == 2)
+            assert sorted(samples.all("gpu_hpc_sm_active_ratio").values()) == pytest.approx([0.5, 0.75], abs=1e-3)
+            for reading in ("gpu_hpc_power_watts", "gpu_hpc_memory_used_bytes", "gpu_hpc_energy_joules_total"):
+                assert len(samples.all(reading)) >= 2, reading
+            assert samples.one("gpu_hpc_up") == 1
+            assert running.fetch("/-/ready")[0] == 200
+            assert running.post("/-/reload") == 200
+            assert re.search(r"^CapEff:\t0+$", Path(f"/proc/{running.process.pid}/status").read_text(), re.MULTILINE)
+            assert running.stop() == 0
+        assert "Traceback" not in running.log.read_text()
 
 
 def test_exporters_health_check(image: Path, exporter: Exporter) -> None:

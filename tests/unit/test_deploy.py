@@ -172,6 +172,19 @@ def test_probes_ask_what_the_exporter_answers(pod: Any, tmp_path: Path) -> None:
         wait_until(lambda: [exporter.fetch(probe["path"])[0] for probe in probes] == [200, 200])
 
 
+def test_a14_the_exporter_is_not_killed_for_its_memory(pod: Any) -> None:
+    """A14: the limit is four times what is asked for, which is more than was measured with PM sampling."""
+    memory = {kind: amounts["memory"] for kind, amounts in pod["containers"][0]["resources"].items()}
+    assert memory == {"requests": "256Mi", "limits": "1Gi"}
+
+
+def test_f08_boards_know_one_form_of_the_job_label() -> None:
+    """F08: each scrape configuration that is shipped honours the labels, so no board looks for renamed ones."""
+    boards = sorted((ROOT / "dashboards").glob("*.json"))
+    assert boards
+    assert [board.name for board in boards if "exported_" in board.read_text()] == []
+
+
 def test_kustomizations_name_what_is_there(pod: Any) -> None:
     """Files exist, the image is the one that is renamed, in the version of the package."""
     for file in sorted(DEPLOY.glob("kubernetes/*/kustomization.yaml")):
@@ -195,6 +208,28 @@ def test_privileged_component_patches_the_container(manifests: dict[str, Any]) -
     assert last in place
     place[last] = step["value"]
     kubernetes_validate.validate(daemon_set, "1.37", strict=True)
+
+
+def test_m05_the_table_of_privileges_is_what_manifests_give(pod: Any) -> None:
+    """M05: image, unit, Compose and DaemonSet begin with what the page says, and none names what the page does not."""
+    page = (ROOT / "docs/privileges.md").read_text()
+    table = page[page.index("| what is given |") : page.index("What is missing is told")]
+    told = set(re.findall(r"CAP_([A-Z_]+)", table))
+    assert "| nothing | NVML readings; GPM windows" in table
+    assert re.search(r"^USER 65534\b", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    compose = (ROOT / "docker-compose.yml").read_text()
+    asked = set(re.findall(r"cap_add: \[([A-Z_]+)\]", compose))
+    assert asked
+    assert asked <= told
+    assert "cap_drop: [ALL]" in compose
+    assert not re.search(r"^\s*cap_add:", compose, re.MULTILINE)
+    (given,) = unit()["AmbientCapabilities"]
+    assert given.removeprefix("CAP_") in told
+    assert "systemd unit as a user of its own, with CAP_SYSLOG alone" in " ".join(page.split())
+    (container,) = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for field in re.findall(r"`(hostPID): true`", table):
+        assert pod[field] is True
 
 
 # --- the kernel agent in pods -----------------------------------------------------------------------------------------
@@ -683,6 +718,8 @@ def test_unit_confines_and_still_sees_the_gpus() -> None:
     assert not {"PrivateDevices", "PrivateUsers", "PrivatePIDs", "ProtectClock", "SystemCallFilter"} & set(service)
     assert service["DynamicUser"] == ["yes"]
     assert "User" not in service
+    assert re.search(r"^StartLimitIntervalSec=0$", UNIT.read_text().split("[Service]")[0], re.MULTILINE)
+    assert service["Restart"] == ["on-failure"]
     assert service["NoNewPrivileges"] == ["yes"]
     assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"] == ["CAP_SYSLOG"]
 

@@ -1,6 +1,7 @@
 """The documents hold: links, commands, flags, paths, series, alerts, figures and settings in them are the code's own.
 
-pytest tests/unit/test_docs.py --update-golden rewrites the table of docs/concepts.md that comes from tests/golden.
+.venv/bin/python -m pytest tests/unit/test_docs.py --update-golden rewrites the table of docs/concepts.md that comes
+from tests/golden and the recording.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import msgspec
@@ -23,12 +25,14 @@ import yaml
 from exporter_process import Samples, parse
 from gpu_hpc_exporter import metrics
 from gpu_hpc_exporter.cli import build_parser
-from gpu_hpc_exporter.config import Config, load_config
+from gpu_hpc_exporter.config import DEFAULT_RECORDING, Config, load_config
 from gpu_hpc_exporter.diagnosis import thresholds as th
 from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass
 from gpu_hpc_exporter.diagnosis.intensity import UNITS
 from gpu_hpc_exporter.exposition import Spec
 from gpu_hpc_exporter.jobs.lookups import SlurmJob
+from gpu_hpc_exporter.model import NS, Readings
+from gpu_hpc_exporter.sources.replay import Recording
 from gpu_hpc_exporter.sources.slurm.map_directory import MapDirectory
 from unit.objects import G0, G1
 
@@ -122,6 +126,12 @@ def test_links_and_pictures(page: Path) -> None:
         assert not is_name or Path(text).name == file.name, f"{text} leads to {target}"
         assert file in file.parent.iterdir(), f"{target} is spelt otherwise"
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
+
+
+def test_every_picture_is_shown() -> None:
+    """Or it is drawn for nobody."""
+    shown = {name for page in PAGES for name in re.findall(r"\]\((?:docs/)?img/([\w.-]+)\)", read(page))}
+    assert shown == {picture.name for picture in (DOCS / "img").iterdir()}
 
 
 def test_the_index_has_every_page() -> None:
@@ -292,7 +302,7 @@ def test_the_configuration_is_whole(tmp_path: Path) -> None:
     assert load_config(file).jobs.rules
 
 
-@pytest.mark.parametrize("name", ["jobs.md", "quick-start.md"])
+@pytest.mark.parametrize("name", ["jobs.md", "privileges.md", "quick-start.md"])
 def test_fragments_of_the_configuration(name: str, tmp_path: Path) -> None:
     """Are taken."""
     fragments = blocks(DOCS / name, "yaml")
@@ -314,6 +324,26 @@ def test_the_prolog_of_slurm(tmp_path: Path) -> None:
         assert jobs == {"4242": SlurmJob("4242", name, "ann", device_uuids=(G0.uuid, G1.uuid))}
     subprocess.run(["sh", "-euc", epilog], env=variables, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_of_dcgms_fields() -> None:
+    """It has each field that our rules read; what stands beside it is a series with these labels and values."""
+    table = rows(section(DOCS / "dcgm.md", "From DCGM's fields to the exporter's series"))
+    fields = {field for cells in table for field in re.findall(r"`(\w+)`", cells[0])}
+    counters = read(ROOT / "alert-rules/compat/dcgm-counters.csv")
+    read_by_rules = re.findall(r"^(?:DCGM_FI_(?:DEV|PROF)_)?(\w+),", counters, re.MULTILINE)
+    assert len(read_by_rules) > 20
+    assert set(read_by_rules) <= fields
+    catalogue = {spec.name: spec for spec in metrics.CATALOGUE}
+    for _, told, _ in table:
+        if told == "none":
+            continue
+        match = re.fullmatch(r"`(\w+)(?:\{(.+)\})?`", told)
+        assert match, told
+        spec = catalogue[match[1]]
+        for label, value in re.findall(r'(\w+)="(\w+)"', match[2] or ""):
+            assert label in spec.labels, told
+            assert re.search(rf"\b{value}\b", spec.values), told
 
 
 # --- architecture and concepts ----------------------------------------------------------------------------------------
@@ -393,7 +423,7 @@ def test_costs_are_the_measured_ones(page: str, told: str, measured: str) -> Non
     assert measured in " ".join(read(DOCS / "benchmarks.md").split())
 
 
-BEGIN = "<!-- from tests/golden: pytest tests/unit/test_docs.py --update-golden -->\n"
+BEGIN = "<!-- from tests/golden: .venv/bin/python -m pytest tests/unit/test_docs.py --update-golden -->\n"
 END = "<!-- end -->"
 WORKLOADS = {
     "idle": "nothing",
@@ -412,16 +442,17 @@ WORKLOADS = {
 
 
 def table_of_the_recording() -> str:
-    """Of each workload, at its end: what nvidia-smi says, and what is true."""
+    """Of the last 15 s of each workload: what nvidia-smi says, and what is true."""
     folder = ROOT / "tests" / "golden"
     found = {file.stem.split("__")[-1]: parse(read(file)) for file in folder.glob("nvidia-h200__*.prom")}
-    assert found.keys() == WORKLOADS.keys()
+    nvidia_smi = nvidia_smi_of_the_recording()
+    assert found.keys() == nvidia_smi.keys() == WORKLOADS.keys()
     header = "| workload | nvidia-smi | SMs with work | busiest pipe | DRAM of its peak | PCIe intensity | class |\n"
     lines = [header, f"|{'---|' * 7}\n"]
     before: dict[BottleneckClass, float] = dict.fromkeys(CLASSES, 0.0)
     for name, samples in sorted(found.items(), key=lambda item: item[1].one("gpu_hpc_observed_seconds_total")):
         ratios = (
-            samples.one("gpu_hpc_nvml_utilization_ratio"),
+            nvidia_smi[name],
             samples.one("gpu_hpc_sm_active_ratio"),
             samples.one("gpu_hpc_sm_utilization_ratio"),
             samples.one("gpu_hpc_dram_bandwidth_utilization_ratio"),
@@ -433,6 +464,22 @@ def table_of_the_recording() -> str:
         cells = [f"`{name}`: {WORKLOADS[name]}", *(f"{percent(ratio)} %" for ratio in ratios), f"`{longest}`"]
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
+
+
+def nvidia_smi_of_the_recording() -> Mapping[str, float]:
+    """The mean of what nvidia-smi showed, second by second, in the 15 s that gauges cover at each workload's end."""
+    recording = Recording.load(DEFAULT_RECORDING)
+    ends = [*(round(phase.start * NS) for phase in recording.phases[1:]), recording.duration_ns]
+    shown = [
+        (event.time_ns, event.values["nvml_utilization_ratio"])
+        for event in recording.events
+        if isinstance(event, Readings) and "nvml_utilization_ratio" in event.values
+    ]
+    return {
+        phase.name: mean(ratio for time_ns, ratio in shown if end - 15 * NS < time_ns <= end)
+        for phase, end in zip(recording.phases, ends, strict=True)
+        if phase.name != "between"
+    }
 
 
 def seconds_by_class(samples: Samples) -> dict[BottleneckClass, float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
+from enum import IntEnum
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
@@ -111,3 +114,67 @@ def test_h07_only_finite_numbers_are_written(value: object) -> None:
         "gpu_hpc_x 9.223372036854776e+18",
         "gpu_hpc_x -0.0",
     ]
+
+
+class Scalar(float):
+    """A number that calls itself as NumPy's do."""
+
+    def __repr__(self) -> str:
+        return f"np.float64({float(self)!r})"
+
+
+class Level(IntEnum):
+    """A number with a name."""
+
+    HIGH = 3
+
+
+class Convertible:
+    """What could be made a number, as an array of one element could."""
+
+    def __float__(self) -> float:
+        return 1.0
+
+    __abs__ = __float__
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.floats().map(Scalar),
+    st.sampled_from(Level),
+    st.complex_numbers(),
+    st.decimals(),
+    st.fractions(),
+    st.text(),
+    st.binary(),
+    st.datetimes(),
+    st.timedeltas(),
+    st.lists(st.floats(), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.floats(), max_size=2),
+    st.builds(Convertible),
+    st.builds(object),
+    st.just(float),
+)
+
+
+@given(ANYTHING)
+@settings(max_examples=500)
+@example(Scalar(1.5))
+@example(Level.HIGH)
+@example(2**1024)
+@example(Decimal("NaN"))
+def test_h07_whatever_is_given_is_a_finite_number_or_nothing(value: object) -> None:
+    """H07: every type of Python's: a line that Go reads as the float, or none; what comes after is not touched."""
+    family = Spec("gpu_hpc_x", "gauge", "x", ("a",)).family()
+    family.add(value, "1")  # type: ignore[arg-type]  # what a careless collector might pass
+    family.add(2, "2")
+    *told, last = [line for line in encode([family], TEXT).decode().splitlines() if line[0] != "#"]
+    assert last == 'gpu_hpc_x{a="2"} 2.0'
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
+        (line,) = told
+        assert float(re.fullmatch(r'gpu_hpc_x{a="1"} ([-+.e0-9]+)', line)[1]) == float(value)  # type: ignore[index]  # or it fails
+    else:
+        assert told == []

@@ -10,7 +10,7 @@ import pytest
 from exporter_process import parse
 from gpu_hpc_exporter.collectors.health import CRITICAL_XIDS, HealthCollector
 from gpu_hpc_exporter.exposition import TEXT, encode
-from gpu_hpc_exporter.model import Event, Gpu, GpuFellOff, StateChange, XidError
+from gpu_hpc_exporter.model import Event, Gpu, GpuFellOff, State, StateChange, XidError
 from gpu_hpc_exporter.samplers.fleet import Fleet, FleetSnapshot
 from gpu_hpc_exporter.samplers.totals import MAX_XIDS
 from gpu_hpc_exporter.samplers.watch import CallWatches, HungCall
@@ -171,6 +171,17 @@ def test_a12_a_hung_call_withdraws_the_gpu() -> None:
     assert (snapshot.label(G1.uuid), snapshot.label(M1.uuid), len(snapshot.known)) == ("1", "1", 3)
     watch.current = None
     assert uuids(fleet.snapshot()) == ([G0.uuid, G1.uuid, M1.uuid], [])
+
+
+@pytest.mark.parametrize(("current", "is_served"), [("failed", False), ("paused", True), ("active", True)])
+def test_a02_no_gpu_is_served_while_the_driver_cannot_be_read(current: State, *, is_served: bool) -> None:
+    """A02: also one that was not lost by itself: what was read last would pass for what is. A release is no failure."""
+    fleet = two_gpus()
+    fleet.put(StateChange(6 * NS, "nvml", "", current, "unknown"))
+    served, lost = uuids(fleet.snapshot())
+    assert (served, lost) == ([G0.uuid, G1.uuid] if is_served else [], [])
+    fleet.put(StateChange(7 * NS, "nvml", "", "active"))
+    assert uuids(fleet.snapshot())[0] == [G0.uuid, G1.uuid]
 
 
 def test_a_hung_call_of_the_library_withdraws_no_gpu() -> None:

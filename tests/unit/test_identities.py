@@ -79,7 +79,7 @@ class Host:
 
 
 def test_a_pod_that_holds_a_gpu_is_named_as_its_processes_are(tmp_path: Path) -> None:
-    """G07, F07: with and without a process there is the same one row."""
+    """G07, F07, H03: with and without a process there is the same one row."""
     host = Host(tmp_path, Kubelet(POD, held=[HELD]))
     assert host.jobs() == {"bert": ("bert-0", 0)}
     held = host.fleet.snapshot().jobs[G0.uuid].jobs[0].job
@@ -202,3 +202,24 @@ def test_parts_are_put_together_from_the_configuration(tmp_path: Path) -> None:
         parts.sampler.put(GpuProcesses(time.monotonic_ns(), G0.uuid, ()))
         time.sleep(0.05)
     assert any(parts.stop() for _ in range(20))  # each waits a while for threads that a busy machine holds up
+
+
+def test_g04_what_would_resolve_sluids_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """G04: with the setting's name, but not of jobs whose number a controller tells a little later."""
+    host = Host(tmp_path, Kubelet())
+    for pid, sluid in ((101, "s0EXAMPLE0SLU00"), (102, "s0EXAMPLE0SLU01"), (103, "s0EXAMPLE0SLU02")):
+        host.tree.add(pid, cgroup=f"0::/system.slice/slurmstepd.scope/{sluid}/step_0/user/task_0\n")
+    host.jobs(101)
+    host.clock.now_s += 59
+    host.jobs(101)
+    host.jobs(102)
+    host.clock.now_s += 59
+    host.jobs(102)
+    assert "SLUID" not in caplog.text
+    for _ in range(3):
+        host.clock.now_s += 59
+        assert host.jobs(102, 103) == {"slurm-s0EXAMPLE0SLU01": ("", 1), "slurm-s0EXAMPLE0SLU02": ("", 1)}
+    (line,) = [record for record in caplog.records if "SLUID" in record.getMessage()]
+    assert line.levelname == "WARNING"
+    assert "s0EXAMPLE0SLU01" in line.getMessage()
+    assert "CgroupJobIdPaths=yes" in line.getMessage()

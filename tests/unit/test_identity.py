@@ -356,7 +356,7 @@ SLURM_ENVIRONMENT = {"SLURM_JOB_ID": "123", "SLURM_JOB_NAME": "own"}
     ],
 )
 def test_slurm_by_environment(cgroup: str, jobs: tuple[SlurmJob, ...], uid: int, expected: str) -> None:
-    """Where the cgroup names no job, the environment may, as long as nobody could be wronged by it."""
+    """G06: where the cgroup names no job, the environment may, as long as nobody could be wronged by it."""
     assert job_of(process(cgroup, uid, **SLURM_ENVIRONMENT), Known(jobs=jobs))["job"] == expected
 
 
@@ -628,7 +628,7 @@ def test_identities_are_kept_while_nothing_changes() -> None:
 
 
 def test_unknown_forms_are_counted_once_a_process() -> None:
-    """Again only where it is another process, or was moved to another unknown place."""
+    """G01: again only where it is another process, or was moved to another unknown place."""
     identities = Identities(SETTINGS)
     assert set(identities.unknown_forms) == set(UNKNOWN_FORMS)
     odd = process("0::/htcondor/slot1\n")
@@ -638,6 +638,27 @@ def test_unknown_forms_are_counted_once_a_process() -> None:
     identities.refresh({4101: replace(odd, start_ticks=9999)}, NOBODY, 9)
     identities.refresh({4101: replace(odd, start_ticks=9999, cgroup="0::/\n")}, NOBODY, 9)
     assert (identities.unknown_forms["other"], identities.unknown_forms["root"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0::/\n",
+        "",
+        "garbage\x00\udcff",
+        f"0::/somewhere/{CID}\n",
+        f"0::/some/where/else/pod{PU}/x\n",
+        "0::/batch/job_123\n",
+        f"0::/kubepods.slice/kubepods-podnotauid.slice/{CID}\n",
+        f"4:memory:/kubepods/pod{PU}/{CID}\n5:devices:/kubepods/pod{PU2}/{CID2}\n",
+    ],
+)
+def test_g01_what_no_layout_tells_has_no_id(text: str) -> None:
+    """G01: never a wrong one, though somebody knows a pod, a container and a job of what stands there."""
+    identities = Identities(SETTINGS)
+    one = identities.refresh({4101: process(text)}, Known((POD,), (BERT,)), 0)[4101]
+    assert one.job == Job("alice/python3", user="alice", source="process")
+    assert sum(identities.unknown_forms.values()) == identities.unknown_forms[one.unknown_form] == 1
 
 
 def test_identification_is_cheap() -> None:

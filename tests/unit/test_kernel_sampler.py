@@ -16,7 +16,17 @@ from gpu_hpc_exporter.collectors.kernels import KernelsCollector
 from gpu_hpc_exporter.collectors.sources import SourcesCollector
 from gpu_hpc_exporter.config import Agent
 from gpu_hpc_exporter.exposition import TEXT, encode
-from gpu_hpc_exporter.model import CATEGORIES, Gpu, GpuJobs, Job, JobOnGpu, JobsInForce, StateChange
+from gpu_hpc_exporter.model import (
+    CATEGORIES,
+    Gpu,
+    GpuJobs,
+    GpuProcess,
+    GpuProcesses,
+    Job,
+    JobOnGpu,
+    JobsInForce,
+    StateChange,
+)
 from gpu_hpc_exporter.samplers import kernels as kernels_module
 from gpu_hpc_exporter.samplers.fleet import Fleet
 from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, Placement
@@ -458,6 +468,16 @@ def test_a_gpu_that_is_none_of_ours(node: Node) -> None:
     assert executions(samples, uuid=G1.uuid)["other"] == 6
 
 
+def test_a06_the_first_device_of_a_process_is_the_one_it_names(node: Node) -> None:
+    """A06: with CUDA_VISIBLE_DEVICES=<the second GPU> its ordinal is 0; instances name themselves the same way."""
+    for pid, uuid in ((101, G1.uuid), (102, M1.uuid)):
+        run(node.agent(pid, BERT, uuid, CUDA_VISIBLE_DEVICES=uuid[:12]), {b"gemm": (pid, 1000)})
+    samples = node.look()
+    assert sum(executions(samples, uuid=G1.uuid).values()) == 101
+    assert sum(executions(samples, uuid=M1.uuid).values()) == 102
+    assert executions(samples, uuid=G0.uuid) == {}
+
+
 def test_a_gpu_that_is_not_listed_for_a_moment(node: Node) -> None:
     """What its jobs did before and meanwhile is counted, and is there when the GPU is listed again."""
     writer = node.agent(101, BERT, G1.uuid)
@@ -618,6 +638,47 @@ def test_how_the_agents_are(node: Node) -> None:
     assert records == {"kept": 150, "dropped": 1, "invalid": 2, "unmatched": 4}
     assert {dict(row)["reason"] for row in samples.all("gpu_hpc_agent_pause_info")} == {"no_heartbeat"}
     assert sum(samples.all("gpu_hpc_agents").values()) == 2
+
+
+def test_k09_launchers_with_agents_hide_no_process_without_one(node: Node) -> None:
+    """K09: three agents that wait for a context, two processes on GPUs without one: two are told, until they have."""
+
+    def without() -> dict[str, float]:
+        found = node.look().all("gpu_hpc_processes_without_agent")
+        return {dict(row)["uuid"]: value for row, value in found.items()}
+
+    for pid in (101, 102, 103):
+        launcher = node.agent(pid, None)
+        launcher.state, launcher.reason = "waiting", "no_context"
+        launcher.beat()
+    workers = tuple(GpuProcess(10_000 + pid) for pid in (201, 202))
+    for gpu, processes in ((G0, workers), (G1, workers[:1]), (M1, None)):
+        node.fleet.put(GpuProcesses(node.clock() + 5 * NS, gpu.uuid, processes))
+    assert without() == {G0.uuid: 2, G1.uuid: 1}
+    assert node.scrape().one("gpu_hpc_agents", state="waiting") == 3
+    for pid in (201, 202):
+        node.fleet.put(GpuProcesses(node.clock() + 5 * NS, G0.uuid, workers))
+        node.fleet.put(GpuProcesses(node.clock() + 5 * NS, G1.uuid, workers[:1]))
+        node.agent(pid).beat()
+        assert without() == {G0.uuid: 202 - pid, G1.uuid: 0}
+    node.owners.can_tell = False
+    node.fleet.put(GpuProcesses(node.clock() + 5 * NS, G0.uuid, workers))
+    assert without() == {}
+
+
+def test_k07_what_comes_while_nobody_looks_is_told(node: Node) -> None:
+    """K07: an exporter that stands still for a minute tells every execution and every loss of it, once."""
+    writer = node.agent()
+    run(writer, {b"gemm": (10, 1000)})
+    assert executions(node.look()) == {"gemm": 0, "other": 10}
+    for number in range(60):
+        writer.records = [100 * number, 7 * number, 0, 0]
+        run(writer, {b"gemm": (1000, 1000)})
+    samples = node.look(60)
+    assert executions(samples) == {"gemm": 60_000, "other": 10}
+    lost = {dict(row)["result"]: value for row, value in samples.all("gpu_hpc_agent_records_total").items()}
+    assert (lost["kept"], lost["dropped"]) == (5900, 413)
+    assert executions(node.look()) == {"gemm": 60_000, "other": 10}
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -268,3 +269,10 @@ def test_a_log_that_cannot_be_read_is_a_state(tmp_path: Path, name: str, state: 
     last = sampled(tmp_path / name)[-1]
     assert isinstance(last, StateChange)
     assert (last.state, str(tmp_path) in last.reason) == (state, True)
+
+
+def test_a05_the_page_names_the_xids_that_only_the_log_tells() -> None:
+    """A05: whoever cannot give the exporter the kernel log learns what is missed."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"kernel log, which alone tells of some of the worst \(([\d, ]+)\)", page)
+    assert set(told.split(", ")) == {"79", "119", "120"}

@@ -75,7 +75,7 @@ def test_a_name_keeps_to_the_conventions(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
 def test_a_spec_is_described(spec: Spec) -> None:
-    """One line of help that is a sentence; label names are valid and free of those that others own."""
+    """H04: one line of help that is a sentence; at most 30 labels, whose names are valid and nobody else's."""
     assert re.fullmatch(r"[^\n|]+[.:a-z]", spec.help)
     assert len(spec.labels) == len(names(spec)) <= 30
     assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in spec.labels)
@@ -96,12 +96,20 @@ def test_names_are_unique() -> None:
 
 
 def test_the_four_seed_names() -> None:
-    """The four names that users know exist, as gauges, with gpu, uuid and job."""
+    """G09: the four names that users know exist, as gauges with a job, which no other series of devices has."""
     jobs_own = {spec.name for section in ("Jobs", "Kernels") for spec in metrics.SECTIONS[section]}
     seeds = {spec.name: spec for spec in CATALOGUE if "job" in spec.labels and spec.name not in jobs_own}
     assert seeds.keys() == SEEDS
     for spec in seeds.values():
         assert (spec.kind, spec.labels[:3]) == ("gauge", ("gpu", "uuid", "job"))
+
+
+def test_g09_i06_each_jobs_own_labels_are_on_few_series() -> None:
+    """G09, I06: a job's id is on the series for joins alone, nothing has a pid: or each job would be a copy of all."""
+    assert [spec.name for spec in CATALOGUE if "job_id" in spec.labels] == ["gpu_hpc_job_info"]
+    for_joins = {"user", "namespace", "pod", "container", "rank"}
+    assert [spec.name for spec in CATALOGUE if for_joins & names(spec)] == ["gpu_hpc_job_info"]
+    assert not [spec.name for spec in CATALOGUE if names(spec) & {"pid", "tid", "process", "worker"}]
 
 
 def test_every_constant_is_in_the_catalogue() -> None:

@@ -562,7 +562,7 @@ def test_h03_duplicates_are_dropped_and_counted() -> None:
     ],
 )
 def test_the_series_limit_drops_whole_families(limit: int, kept: list[str], dropped: int) -> None:
-    """A family is served whole or not at all; one that still fits is, and what was left out is counted."""
+    """I06: a family is served whole or not at all; one that still fits is, and what was left out is counted."""
     replay = Spec("gpu_hpc_replay", "gauge", "Two.", ("a",))
     first = Fixed("first", (SM_ACTIVE, gpus(5)))
     second = Fixed("second", (UP, [()]), (replay, [("a",), ("b",)]))

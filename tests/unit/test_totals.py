@@ -188,6 +188,15 @@ def test_b08_busy_seconds_of_an_alternating_load_are_half() -> None:
     assert totals.snapshot(at(30)).nvml_busy_ns == at(10)
 
 
+def test_b03_a_rate_that_falls_is_a_total_that_rises() -> None:
+    """B03: what a link moved in each window is added up: rate() sees the falling rate, and no reset."""
+    totals, shown = new_totals(), []
+    for second, moved in enumerate((16721, 24531, 24493, 12129), 1):
+        totals.add_window(window(second, {**BUSY, "nvlink_received_bytes": moved}))
+        shown.append(totals.snapshot(at(second)).quantities["nvlink_received_bytes"])
+    assert shown == [16721, 41252, 65745, 77874]
+
+
 @pytest.mark.parametrize(("gap_s", "expected_s"), [(1, 1), (5, 5), (5.001, None), (3600, None), (0, None), (-1, None)])
 def test_a_gap_in_the_readings_is_not_integrated(gap_s: float, expected_s: float | None) -> None:
     """Time between readings counts up to five seconds; a longer pause is unseen, and time never runs backwards."""

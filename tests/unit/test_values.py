@@ -72,6 +72,14 @@ def test_c03_rounding_is_no_fault(value: float) -> None:
     assert problem_of_reading("nvml_utilization_ratio", value) is None
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"), [(0, None), (4, None), (7, None), (8, "above_range"), (77, "above_range")]
+)
+def test_a16_recovery_actions_that_there_are(value: int, problem: Problem | None) -> None:
+    """A16: a number that the driver's header does not have is no action."""
+    assert problem_of_reading("recovery_action", value) == problem
+
+
 @pytest.mark.parametrize(("value", "problem"), [(-20.0, None), (-100.1, "negative"), (200.1, "above_range")])
 def test_temperatures_alone_may_be_below_zero(value: float, problem: Problem | None) -> None:
     """A cold sensor is true down to -100 degrees; a watt below zero is not."""
@@ -89,6 +97,8 @@ def ordinary(reading: Reading) -> st.SearchStrategy[float]:
         "_bytes": st.integers(0, 2**32).map(lambda pages: pages * 4096),
         "_bytes_per_second": st.integers(0, 20_000_000).map(lambda megabytes: megabytes * 1e6),
     }
+    if reading == "recovery_action":
+        return st.integers(0, 7)
     counts = st.integers(0, INT32_BLANKS[0] - 1)
     return next((values for suffix, values in suffixes.items() if reading.endswith(suffix)), counts)
 

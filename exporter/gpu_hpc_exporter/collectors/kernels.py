@@ -153,6 +153,7 @@ def _agents(snapshot: FleetSnapshot) -> Iterator[Family]:
     agents, reasons = metrics.AGENTS.family(), metrics.AGENT_PAUSE_INFO.family()
     overhead, records = metrics.AGENT_OVERHEAD.family(), metrics.AGENT_RECORDS.family()
     slowdown, rejected = metrics.AGENT_SLOWDOWN.family(), metrics.AGENT_FILES_REJECTED.family()
+    without = metrics.PROCESSES_WITHOUT_AGENT.family()
     for state, count in (told.agents or {}).items():
         agents.add(count, state)
     for reason in told.reasons:
@@ -160,10 +161,13 @@ def _agents(snapshot: FleetSnapshot) -> Iterator[Family]:
     if told.overhead_ratio is not None:
         overhead.add(told.overhead_ratio)
     for totals in snapshot.gpus:
+        gpu = (snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
         if totals.agent_slowdown is not None:
-            slowdown.add(totals.agent_slowdown, snapshot.label(totals.gpu.uuid), totals.gpu.uuid)
+            slowdown.add(totals.agent_slowdown, *gpu)
+        if totals.processes is not None and told.pids is not None:
+            without.add(sum(process.pid not in told.pids for process in totals.processes), *gpu)
     for result, count in told.records.items():
         records.add(count, result)
     for reason, count in told.rejected.items():
         rejected.add(count, reason)
-    yield from (agents, reasons, overhead, slowdown, records, rejected)
+    yield from (agents, without, reasons, overhead, slowdown, records, rejected)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
+from gpu_hpc_exporter.jobs.identity import SLUID_ID
 from gpu_hpc_exporter.model import GpuJobs, Job, JobOnGpu
 from gpu_hpc_exporter.text import bounded
 
@@ -107,7 +108,7 @@ def _runs(holder: Job, shares: Sequence[JobOnGpu]) -> bool:
             return True
         if holder.pod and (job.namespace, job.pod) == (holder.namespace, holder.pod):
             return True
-        if holder.source == "slurm" and job.job_id.startswith("sluid:"):
+        if holder.source == "slurm" and job.job_id.startswith(SLUID_ID):
             return True  # nobody has told yet which id this is
     return False
 
@@ -118,7 +119,7 @@ def _identity(job: Job, certain: _Certain) -> tuple[str, str, str, str]:
     But a job of a namespace may have several pods, and what is one by its cgroup may run as several users.
     """
     source = "slurm" if (job.job_id, job.user) in certain else job.source
-    is_slurm = job.job_id.isdigit() or job.job_id.startswith("sluid:")
+    is_slurm = job.job_id.isdigit() or job.job_id.startswith(SLUID_ID)
     job_id = job.job_id if is_slurm or not job.namespace else ""
     return source, job.namespace, job_id, "" if source in _BY_CGROUP else job.user
 

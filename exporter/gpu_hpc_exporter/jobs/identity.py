@@ -133,7 +133,7 @@ def identify(evidence: Evidence, lookups: Lookups, settings: Settings) -> Identi
     if settings.rules:
         _apply_rules(found, case)
     if parsed.unknown:
-        case.why.append(f"cgroup: no layout that is known (form {parsed.unknown})")
+        case.why.append(f"cgroup: its path names no job, pod, container or service that is known ({parsed.unknown})")
     case.why.extend(evidence.missing)
     return Identification(found.as_job(), found.rule, tuple(case.why), parsed.unknown, tuple(dict.fromkeys(case.used)))
 
@@ -260,7 +260,7 @@ def _by_slurm(place: Cgroup, case: _Case) -> _Found:
         told = case.lookups.slurm_job(job_id)
     step_kind: JobKind = _STEP_KINDS.get(place.slurm_step, "")
     found = _Found(
-        "slurm", job_id=job_id or f"sluid:{place.slurm_sluid}", kind=(told.kind if told else "") or step_kind
+        "slurm", job_id=job_id or f"{SLUID_ID}{place.slurm_sluid}", kind=(told.kind if told else "") or step_kind
     )
     found.user = (told.user if told else "") or ("" if place.outer else case.owner(place))
     if told and told.name:
@@ -279,11 +279,11 @@ def _own_job_id(case: _Case) -> str:
     """The job's number by the process's own word, where the cgroup has a SLUID that nobody can resolve."""
     job_id = case.variable("SLURM_JOB_ID")
     if not _JOB_ID.fullmatch(job_id):
-        case.why.append(f"the Slurm job's number is not known for its SLUID: {_SLUID_HINT}")
+        case.why.append(f"the Slurm job's number is not known for its SLUID: {SLUID_HINT}")
         return ""
     told = case.lookups.slurm_job(job_id)
     if told is None or not told.user:
-        case.why.append(f"SLURM_JOB_ID of the environment is not believed: {_UNCONFIRMED}; {_SLUID_HINT}")
+        case.why.append(f"SLURM_JOB_ID of the environment is not believed: {_UNCONFIRMED}; {SLUID_HINT}")
         return ""
     if not case.is_by_user(told.user):
         case.why.append("SLURM_JOB_ID of the environment is not believed: that job is another user's")
@@ -292,9 +292,12 @@ def _own_job_id(case: _Case) -> str:
 
 
 _UNCONFIRMED: Final = "no source of Slurm jobs confirms it here"
-_SLUID_HINT: Final = (
+SLUID_ID: Final = "sluid:"
+"""What a `job_id` begins with that is a SLUID, since nobody told the number."""
+SLUID_HINT: Final = (
     "set CgroupJobIdPaths=yes in cgroup.conf, or configure jobs.slurm.scontrol, slurmrestd or map_directory"
 )
+"""How Slurm's jobs get their numbers where control groups are named by SLUID."""
 
 
 def _name_slurm_job(found: _Found, job_id: str, place: Cgroup, case: _Case) -> None:

@@ -65,7 +65,8 @@ class SourceState:
 class FleetSnapshot:
     """Everything that a scrape may show, frozen at `now_ns` of the samplers' clock, `wall_ns` of Unix time.
 
-    `gpus` holds the GPUs of the newest inventory that can be read now: neither lost nor behind a hung call.
+    `gpus` holds the GPUs of the newest inventory that can be read now: neither lost nor behind a hung call, and none
+    while the driver cannot be read.
     `known` are all physical GPUs and MIG instances that are there or should be, `lost` those of them that
     were there and are not. `xids` holds, per physical GPU and Xid, the count and the newest one's Unix time in
     ns. `labels` maps every UUID ever seen to its `gpu` label. `required` are the sources that the configuration
@@ -182,12 +183,14 @@ class Fleet:
             hung = self._hung_calls(now)
             lost = {uuid for uuid in self._totals if self._is_lost(uuid)}
             unreadable = {call.uuid for call in hung} | lost
+            library = self._states.get(("nvml", ""))
+            visible = () if library is not None and library.state == "failed" else self._visible
             physical = [uuid for uuid, totals in self._totals.items() if not totals.gpu.parent_uuid]
             return FleetSnapshot(
                 now_ns=now,
                 wall_ns=time.time_ns(),
                 driver=self._driver,
-                gpus=tuple(self._totals[uuid].snapshot(now) for uuid in self._visible if uuid not in unreadable),
+                gpus=tuple(self._totals[uuid].snapshot(now) for uuid in visible if uuid not in unreadable),
                 known=tuple(t.gpu for u, t in self._totals.items() if not t.gpu.parent_uuid or u in self._visible),
                 lost=tuple(self._totals[uuid].gpu for uuid in physical if uuid in lost),
                 expected=self._most_visible if self._expected_gpus is None else self._expected_gpus,

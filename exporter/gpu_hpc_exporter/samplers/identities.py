@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpu_hpc_exporter.jobs.attribution import UNPLACED
-from gpu_hpc_exporter.jobs.identity import Identities, Settings, identify
+from gpu_hpc_exporter.jobs.identity import SLUID_HINT, SLUID_ID, Identities, Settings, identify
 from gpu_hpc_exporter.jobs.lookups import Allocation, Pod, SlurmJob
 from gpu_hpc_exporter.model import NS, Evidence, Gpu, Job, Library
 from gpu_hpc_exporter.samplers.jobs import Condition
@@ -21,6 +22,8 @@ from gpu_hpc_exporter.sources.procfs import PROC, PidView, namespace_pids, pid_v
 from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
 from gpu_hpc_exporter.text import bounded
+
+log = logging.getLogger(__name__)
 
 ONLY_OWN: Final = "environments of other users' processes cannot be read: names that only stand there are missing"
 
@@ -124,6 +127,7 @@ class Placement:
 
 
 _MAX_OWN_PIDS: Final = 8192
+_SLUID_PATIENCE_NS: Final = 60 * NS
 
 
 class HostProcesses:
@@ -145,6 +149,8 @@ class HostProcesses:
         self._clock = clock
         self._missing: frozenset[int] = frozenset()
         self._was_denied = False
+        self._sluids: dict[str, int] = {}
+        self._has_told_of_sluids = False
         self._told_ns: int | None = None
         self._settings = settings
         self._root = root
@@ -172,6 +178,7 @@ class HostProcesses:
         self._told_ns = self._clock()
         servers = _mps_servers(evidence)
         jobs: dict[int, Job | None] = {pid: one.job for pid, one in found.items() if pid not in servers}
+        self._tell_of_sluids(jobs.values())
         missing = frozenset(pid for pid in pids if pid not in found)
         jobs |= dict.fromkeys(missing & self._missing)
         self._missing = missing
@@ -179,6 +186,18 @@ class HostProcesses:
         if self._libraries is not None:
             self._loaded = self._libraries.refresh({p: one.start_ticks for p, (one, _) in self._placed.items()})
         return jobs
+
+    def _tell_of_sluids(self, jobs: Iterable[Job | None]) -> None:
+        """Once, of a job whose number nobody has told for a minute: a controller may take its time."""
+        if self._has_told_of_sluids:
+            return
+        now_ns = self._clock()
+        unknown = {job.job_id for job in jobs if job is not None and job.job_id.startswith(SLUID_ID)}
+        self._sluids = {job_id: self._sluids.get(job_id, now_ns) for job_id in unknown}
+        late = [job_id for job_id, since_ns in self._sluids.items() if now_ns - since_ns >= _SLUID_PATIENCE_NS]
+        if late:
+            self._has_told_of_sluids = True
+            log.warning("a Slurm job's number is not known, only its SLUID (%s): %s", late[0], SLUID_HINT)
 
     def libraries_of(self, pid: int) -> tuple[Library, ...]:
         """What a process has loaded, as far as that has been looked at."""

@@ -44,7 +44,7 @@ class JobActivity:
 
 @dataclass(frozen=True, slots=True)
 class KernelSnapshot:
-    """All of it at one moment. agents: None where no report is fresh."""
+    """All of it at one moment. agents: None where no report is fresh; pids: as in KernelReport."""
 
     jobs: tuple[JobActivity, ...] = ()
     agents: Mapping[AgentState, int] | None = None
@@ -52,6 +52,7 @@ class KernelSnapshot:
     overhead_ratio: float | None = None
     records: Mapping[RecordResult, int] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
+    pids: frozenset[int] | None = None
 
 
 class KernelTotals:
@@ -93,6 +94,7 @@ class KernelTotals:
             report.overhead_ratio,
             self._records.copy(),
             self._rejected.copy(),
+            report.pids,
         )
 
 

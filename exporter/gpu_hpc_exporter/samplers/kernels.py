@@ -190,6 +190,7 @@ class KernelSampler:
                 {result: look.records[result] for result in RECORD_RESULTS},
                 self._newly_rejected(),
                 self._tracing.look(Moment(look.now_ns, look.wall_ns, self._clock()), files, self._gpus),
+                frozenset(look.pids) if self._owners is not None and self._owners().can_tell else None,
             )
         )
 
@@ -327,6 +328,7 @@ class _Look:
         self.naming_until = naming_until
         self.files: set[tuple[str, int]] = set()
         self.processes: set[tuple[str, int, int]] = set()
+        self.pids: set[int] = set()
         self.states: Counter[AgentState] = Counter()
         self.reasons: set[str] = set()
         self.overhead_ratio: float | None = None
@@ -343,6 +345,8 @@ class _Look:
         owner.records = status.records
         if file.died_s is not None:
             return
+        if owner.placed is not None:
+            self.pids.add(owner.placed.pid)
         state: AgentState = next((known for known in get_args(AgentState) if known == status.state), "off")
         reason = status.reason
         if self.wall_ns - status.heartbeat_ns > _SILENT_NS:

@@ -26,6 +26,8 @@ class Listing:
     devices: tuple[Device, ...]
     counted: int
     fingerprint: Fingerprint
+    refusal: str = ""
+    """Where each GPU that the driver counts answers with an error: the first one's name."""
 
 
 class _Job:
@@ -100,7 +102,9 @@ class GpuLister:
                 self._told.pop(index, None)
         devices = [job.device for job in jobs.values() if job.device is not None]
         fingerprint = tuple(_fingerprint(jobs.get(index)) for index in range(counted))
-        return Listing(_without_duplicates(devices), counted, fingerprint)
+        errors = [job.error for job in jobs.values() if job.error]
+        refusal = errors[0] if errors and len(errors) == counted else ""
+        return Listing(_without_duplicates(devices), counted, fingerprint, refusal)
 
     @property
     def stuck(self) -> frozenset[int]:

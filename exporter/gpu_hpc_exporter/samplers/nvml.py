@@ -210,6 +210,9 @@ class NvmlSampler:
         self._list_anew.clear()
         listing = self._lister.list_devices(self._stuck_owners())
         self._sink.put(Inventory(time.monotonic_ns(), _rows(listing.devices), driver_versions(), listing.counted))
+        if listing.refusal:  # as in a container without its device files: the library opens, counts and reads nothing
+            self._take_back_opening()
+            raise DriverUnavailableError(listing.refusal)
         self._state("active", "")
         if not listing.counted:
             log.warning("the driver is up and shows no GPU")

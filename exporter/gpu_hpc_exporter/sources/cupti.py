@@ -278,7 +278,7 @@ class Cupti:
     """A loaded libcupti. Each call takes its parameters filled in and raises CuptiError for any other answer than 0."""
 
     def __init__(self, path: str) -> None:
-        """`path`: a file, or a name for the loader. Raises LibraryUnusableError."""
+        """`path`: a file, or a name for the loader. Raises LibraryUnusableError, or CuptiError without a version."""
         _load_companions(Path(path).parent if "/" in path else None)
         try:
             self._library = ctypes.CDLL(path)
@@ -288,7 +288,9 @@ class Cupti:
             raise LibraryUnusableError(f"{path} is no CUPTI with PM sampling (12.6 or later): {error}") from error
         self.path = path
         number = c_uint32()
-        version(ctypes.byref(number))
+        code = version(ctypes.byref(number))
+        if code:
+            raise CuptiError("cuptiGetVersion", code)
         self.version = number.value
         """cuptiGetVersion's answer: 28 for CUDA 12.9.1, and from CUDA 13 on 10000 x major + 100 x minor."""
 

@@ -1,7 +1,11 @@
-"""Which of NVIDIA's device files this process and its children hold: each one keeps a GPU from being reset."""
+"""NVIDIA's device files: those that this process and its children hold, each of which keeps a GPU from being reset.
+
+And what is wrong with them where the driver cannot be opened.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from contextlib import suppress
@@ -11,6 +15,28 @@ from typing import Final
 _DEVICE: Final = re.compile(r"/dev/nvidia[^\s]*")
 """Also below another root, as in a driver container, and with ` (deleted)` behind it."""
 _PID: Final = re.compile(rb"(?<!\S)[0-9]{1,10}(?!\S)")
+
+
+def device_problem(root: Path = Path("/")) -> str:
+    """The first of the device files that is missing or may not be opened, and why; "" where all are well.
+
+    Also "" where the kernel module is not loaded, or hidden: then there need be none.
+    """
+    if not (root / "proc/driver/nvidia/version").exists():
+        return ""
+    control = root / "dev/nvidiactl"
+    try:
+        os.close(os.open(control, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except FileNotFoundError:
+        return "/dev/nvidiactl is not there"
+    except OSError as error:
+        return f"/dev/nvidiactl: {error.strerror}"
+    # Not opened: that would wake up a GPU which nobody uses.
+    gpus = sorted((root / "dev").glob("nvidia[0-9]*"))
+    if not gpus:
+        return "/dev/nvidia0 is not there"
+    denied = next((gpu for gpu in gpus if not os.access(gpu, os.R_OK | os.W_OK)), None)
+    return f"/dev/{denied.name}: {os.strerror(errno.EACCES)}" if denied else ""
 
 
 def held_here(proc: Path = Path("/proc")) -> set[str]:

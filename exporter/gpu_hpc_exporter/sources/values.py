@@ -27,6 +27,7 @@ _UPPER_BY_SUFFIX: Final[tuple[tuple[str, float], ...]] = (
     ("_hertz", 20e9),
     ("_bytes", float(2**46)),
     ("_bytes_per_second", 1e15),
+    ("recovery_action", 7.0),  # nvmlDeviceGpuRecoveryAction_t of nvml.h; another number is no action that we know
 )
 """Far above any device that exists, far below any sentinel."""
 

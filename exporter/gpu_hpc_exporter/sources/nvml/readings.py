@@ -15,7 +15,7 @@ from typing import Any, Final
 import pynvml
 
 from gpu_hpc_exporter.model import NS, Reading
-from gpu_hpc_exporter.sources.nvml.library import FATAL, DriverCallError, Handle
+from gpu_hpc_exporter.sources.nvml.library import FATAL, UNSUPPORTED, DriverCallError, Handle
 from gpu_hpc_exporter.sources.nvml.turns import FIELDS
 from gpu_hpc_exporter.sources.values import Problem, problem_of_reading
 
@@ -67,8 +67,7 @@ _NVLINK_ERRORS: Final[tuple[tuple[int, Reading], ...]] = (
     (pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA, "nvlink_errors_crc_data"),
 )
 
-RECOVERY_ACTIONS: Final = range(8)
-"""nvmlDeviceGpuRecoveryAction_t of nvml.h, 0 (none) to 7; another number is no action that we know."""
+_NO_LINK: Final = UNSUPPORTED | {pynvml.NVML_ERROR_NOT_FOUND}
 
 Values = dict[Reading, float]
 
@@ -101,7 +100,8 @@ class Pass:
 class ReadingTable:
     """Reads the groups that are due; a failing group loses its own values only.
 
-    What a GPU does not support is asked again after an hour, not once a second.
+    What a GPU does not support is asked again after an hour, not once a second. What cannot be true is logged once
+    for each reading.
     """
 
     def __init__(self, handle: Handle, label: str, groups: tuple[Group, ...], on_call: Callable[[str], None]) -> None:
@@ -111,6 +111,7 @@ class ReadingTable:
         self._label = label
         self._slots = [_Slot(group) for group in groups]
         self._kept: dict[str, Values] = {}
+        self._doubted: set[Reading] = set()
 
     def read(self, now_ns: int) -> Pass:
         """Values as of `now_ns`. Raises DriverCallError only for codes after which no call can succeed."""
@@ -124,7 +125,7 @@ class ReadingTable:
             slot.due_ns = now_ns + slot.group.period_ns
             self._on_call(name)
             try:
-                self._kept[name] = _checked(slot.group.read(self._handle), problems)
+                self._kept[name] = self._checked(slot.group.read(self._handle), problems)
                 succeeded = True
             except pynvml.NVMLError as error:
                 self._kept.pop(name, None)
@@ -146,16 +147,18 @@ class ReadingTable:
         else:
             errors.append(failure.name)
 
-
-def _checked(values: Values, problems: list[tuple[Reading, Problem]]) -> Values:
-    good: Values = {}
-    for reading, value in values.items():
-        problem = problem_of_reading(reading, value)
-        if problem is None:
-            good[reading] = value
-        else:
+    def _checked(self, values: Values, problems: list[tuple[Reading, Problem]]) -> Values:
+        good: Values = {}
+        for reading, value in values.items():
+            problem = problem_of_reading(reading, value)
+            if problem is None:
+                good[reading] = value
+                continue
             problems.append((reading, problem))
-    return good
+            if reading not in self._doubted:
+                self._doubted.add(reading)
+                log.warning("%s: %s reads %g (%s): it is absent and counted", self._label, reading, value, problem)
+        return good
 
 
 def field_value(handle: Handle, field: int, scope: int = 0) -> float:
@@ -179,17 +182,27 @@ def field_value(handle: Handle, field: int, scope: int = 0) -> float:
 
 def count_nvlinks(handle: Handle) -> tuple[int, int]:
     """NVLinks present and active; raises NOT_SUPPORTED on a GPU without any."""
-    present = active = 0
+    links = _nvlinks(handle)
+    return len(links), sum(links.values())
+
+
+def _nvlinks(handle: Handle) -> dict[int, bool]:
+    """The numbers of the NVLinks that there are, among which some may be missing, and whether each is active.
+
+    Raises NOT_SUPPORTED without any, and whatever else a link answers: a smaller count would pass for broken links.
+    """
+    links: dict[int, bool] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            state = pynvml.nvmlDeviceGetNvLinkState(handle, link)
+            links[link] = pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
         except pynvml.NVMLError as error:
-            if error.value in FATAL or link == 0:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:  # the chip has fewer
+                break
+            if error.value not in _NO_LINK:
                 raise
-            break
-        present += 1
-        active += state == pynvml.NVML_FEATURE_ENABLED
-    return present, active
+    if not links:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return links
 
 
 def _utilization(handle: Handle) -> Values:
@@ -318,14 +331,26 @@ def _c2c_limit(handle: Handle) -> Values:
 
 
 def _nvlink_errors(handle: Handle) -> Values:
-    """Error counters summed over all links present."""
-    present, _ = count_nvlinks(handle)
-    values: Values = {}
-    for kind, reading in _NVLINK_ERRORS:
-        values[reading] = sum(
-            int(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, kind)) for link in range(present)
-        )
+    """Error counters, each summed over all links; one that an active link does not offer is absent."""
+    links = _nvlinks(handle)
+    sums = {reading: _nvlink_error_sum(handle, links, kind) for kind, reading in _NVLINK_ERRORS}
+    values: Values = {reading: total for reading, total in sums.items() if total is not None}
+    if not values:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return values
+
+
+def _nvlink_error_sum(handle: Handle, links: Mapping[int, bool], kind: int) -> int | None:
+    total = 0
+    for link, is_active in links.items():
+        try:
+            total += int(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, kind))
+        except pynvml.NVMLError as error:
+            if error.value not in UNSUPPORTED:
+                raise
+            if is_active:
+                return None
+    return total
 
 
 def _ecc(severity: int, scope: int, reading: Reading) -> Callable[[Handle], Values]:
@@ -338,11 +363,7 @@ def _row_remap(handle: Handle) -> Values:
 
 
 def _recovery_action(handle: Handle) -> Values:
-    action = field_value(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-    if action not in RECOVERY_ACTIONS:
-        log.warning("the driver asks for recovery action %g, which this version does not know", action)
-        return {}
-    return {"recovery_action": action}
+    return {"recovery_action": field_value(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)}
 
 
 BOARD_GROUPS: Final = (

@@ -15,6 +15,7 @@ const PATTERNS = {
   contended: "slower while other jobs run",
 };
 const SIZES = ["256 B", "4 KiB", "64 KiB", "1 MiB", "16 MiB", "256 MiB", "more"];
+const NO_LATENCY = "Not known: no launch of it was traced lately, as where a CUDA graph launches it, or CUPTI is older than 12.5";
 const DIRECTIONS = { h2d: "host → GPU", d2h: "GPU → host", d2d: "within the GPU", p2p: "GPU → GPU" };
 
 export class Card {
@@ -51,9 +52,9 @@ export class Card {
     this.heatmap = new Heatmap(this.windows, view, label);
     this.chart = new Chart(this.windows, view);
     this.#noKernels.append(element("code", {}, "gpu-hpc-exporter run -- COMMAND"), ".");
-    this.#kernelTable = table(["Kernel, last minute", "Kind", "Share", "Mean", "Runs/s", "Launch to start", "Pattern"], this.#kernels, "kernels");
-    this.#copyTable = table(["Copies, last minute", "Memory", "Bytes/s", "Copies/s", "By size, up to"], this.#copies);
-    this.#jobTable = table(["Job", "Kind", "User", "Where", "Processes", "Memory"], this.#jobs);
+    this.#kernelTable = table(["Kernel, last minute", "Job", "Kind", "Share", "Mean", "Runs/s", "Launch to start", "Pattern"], this.#kernels, "kernels");
+    this.#copyTable = table(["Copies, last minute", "Job", "Memory", "Bytes/s", "Copies/s", "Seen in the last minute, by size up to"], this.#copies);
+    this.#jobTable = table(["Job", "Kind", "User", "Known by", "Processes", "Memory"], this.#jobs);
     this.details = element(
       "details",
       {},
@@ -171,7 +172,7 @@ export class Card {
     const more = (gpu.process_count ?? 0) - processes.length;
     setText(
       this.#processes,
-      gpu.processes === null ? "Its processes cannot be listed." : `Processes: ${processes.join(", ") || "none"}${more > 0 ? ` and ${more} more` : ""}.`,
+      gpu.processes === null ? "Its processes cannot be listed." : `PIDs: ${processes.join(", ") || "none"}${more > 0 ? ` and ${more} more` : ""}.`,
     );
     this.#updateKernels(gpu);
     setRows(
@@ -185,15 +186,18 @@ export class Card {
     this.#noKernels.hidden = gpu.kernels.length + gpu.copies.length > 0;
     this.#kernelTable.hidden = gpu.kernels.length === 0;
     this.#copyTable.hidden = gpu.copies.length === 0;
+    const isShared = gpu.job_count > 1 || new Set([...gpu.kernels, ...gpu.copies].map((row) => row.job)).size > 1;
+    for (const shown of [this.#kernelTable, this.#copyTable]) shown.classList.toggle("one-job", !isShared);
     setRows(
       this.#kernels,
       gpu.kernels.map((kernel) => [
         kernel.kernel,
+        kernel.job,
         kernel.category,
         percent(kernel.share_ratio),
         duration(kernel.mean_seconds),
         quantity(kernel.executions_per_second, ""),
-        sparkline(kernel.launch_latency_history_seconds, duration(kernel.launch_latency_seconds)),
+        latency(kernel.launch_latency_history_seconds, kernel.launch_latency_seconds),
         kernel.pattern === null ? "" : (PATTERNS[kernel.pattern] ?? kernel.pattern),
       ]),
     );
@@ -201,6 +205,7 @@ export class Card {
       this.#copies,
       gpu.copies.map((copy) => [
         DIRECTIONS[/** @type {keyof typeof DIRECTIONS} */ (copy.direction)] ?? copy.direction,
+        copy.job,
         copy.memory,
         quantity(copy.bytes_per_second, "B/s"),
         quantity(copy.copies_per_second, ""),
@@ -261,11 +266,18 @@ function table(heads, body, kind = "") {
 }
 
 /**
- * The last ten minutes of a latency, and what it is now.
+ * The last ten minutes of a latency, and what it is now; on a dash one can ask why.
  * @param {(number | null)[]} values
- * @param {string} now
+ * @param {number | null} now
  */
-function sparkline(values, now) {
+function latency(values, now) {
+  const made = element("span", { class: "latency" }, sparkline(values), duration(now));
+  if (now === null) made.title = NO_LATENCY;
+  return made;
+}
+
+/** @param {(number | null)[]} values */
+function sparkline(values) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const known = values.filter((value) => value !== null);
   const most = Math.max(1e-9, ...known);
@@ -277,5 +289,5 @@ function sparkline(values, now) {
     made.setAttribute(name, value);
   }
   made.append(line);
-  return element("span", { class: "latency" }, made, now);
+  return made;
 }

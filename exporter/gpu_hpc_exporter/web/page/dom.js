@@ -44,7 +44,7 @@ export function setProse(node, text) {
 }
 
 /**
- * Rows of a table, in place; what has the same text stays.
+ * Rows of a table, in place; what is the same stays, and with it a tooltip that is open.
  * @param {HTMLElement} body
  * @param {(string | Node)[][]} rows
  */
@@ -60,7 +60,7 @@ export function setRows(body, rows) {
     cells.forEach((cell, place) => {
       const slot = row.children[place];
       if (typeof cell === "string") setText(slot, cell);
-      else slot.replaceChildren(cell);
+      else if (!slot.firstChild?.isEqualNode(cell)) slot.replaceChildren(cell);
     });
   });
 }
