@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -109,10 +111,18 @@ class Exporter:
         return self.process.wait(timeout)
 
 
+_PORTS = range(12_000, 32_000)
+"""Below those that the kernel gives to whoever connects."""
+_next_port = itertools.count(os.getpid() * 997)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Nobody listens there, and this process gives it out once. Other tests, at the same time, begin elsewhere."""
+    while True:
+        port = _PORTS[next(_next_port) % len(_PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def test_a_process_that_there_is_not(tmp_path: Path) -> None:
         ("slurm-v2-sluid", {"job": "slurm-s0EXAMPLE0SLU00", "job_id": "sluid:s0EXAMPLE0SLU00"}, "CgroupJobIdPaths"),
         ("docker-systemd", {"job": "bert_finetune", "job_id": CID}, ""),
         ("look-alike-slurm", {"job": "alice/python3", "job_id": ""}, "not believed"),
-        ("plain", {"job": "bert_finetune", "user": "alice"}, "form root"),
+        ("plain", {"job": "bert_finetune", "user": "alice"}, "service that is known (root)"),
     ],
 )
 def test_another_proc(tree: str, job: Mapping[str, str], why: str) -> None:

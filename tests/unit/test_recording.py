@@ -98,7 +98,8 @@ _QUANTITY_VALUES = st.fixed_dictionaries(
     {}, optional={q: st.integers(0, 2**53) if q in COUNT_QUANTITIES else st.floats(0, 1) for q in QUANTITIES}
 )
 _READING_VALUES = st.fixed_dictionaries(
-    {}, optional={r: st.floats(0, 1 if r.endswith("_ratio") else 150) for r in READINGS}
+    {},
+    optional={r: st.floats(0, 1 if r.endswith("_ratio") else 7 if r == "recovery_action" else 150) for r in READINGS},
 )
 _GPU = st.builds(
     Gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -116,7 +116,7 @@ def check_report(report: KernelReport) -> None:
     """It can be recorded, and played again; no amount in it is negative or no number."""
     line = encode_event(report, 0)
     (played,) = decode_line(msgspec.json.decode(msgspec.json.encode(line), type=Line), 0)
-    assert played == report
+    assert played == replace(report, pids=None)  # of no meaning elsewhere
     for activity in report.activities:
         assert activity.uuid in {G0.uuid, G1.uuid}
         assert all(is_label(name, MAX_BYTES) for name in activity.kernels)
