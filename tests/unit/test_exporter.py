@@ -323,6 +323,13 @@ class Sampler:
         """Of the parts that jobs take."""
         return self
 
+    @property
+    def processes(self) -> Sampler:
+        """Of whom nothing can be told."""
+        return self
+
+    can_tell = False
+
     @staticmethod
     def has_finer_windows(_: str) -> bool:
         """PM sampling's."""
