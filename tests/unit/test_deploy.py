@@ -438,6 +438,7 @@ def test_operator_scrapes_as_prometheus_does(manifests: dict[str, Any]) -> None:
         "port": manifests["Service"]["spec"]["ports"][0]["name"],
         "honorLabels": True,
         "interval": "15s",
+        "scrapeTimeout": "10s",
         "relabelings": [
             {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"},
             {"regex": "pod|container|endpoint|service|namespace", "action": "labeldrop"},
