@@ -98,8 +98,8 @@ static const char *explain(enum agent_reason reason)
     }
 }
 
-/* Kernels are the last to be switched on, and the first to be switched off: each has its call. */
-static const int KINDS[] = {KIND_SYNCHRONIZATION, KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET, KIND_CONCURRENT_KERNEL};
+/* Besides kernels, which are the last to be switched on, and the first to be switched off: each has its call. */
+static const int KINDS[] = {KIND_SYNCHRONIZATION, KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET};
 enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
 
 static void note(int *error, int result) { *error = *error ? *error : result; }
@@ -109,19 +109,15 @@ static void note(int *error, int result) { *error = *error ? *error : result; }
  * wanted is traced without kernels, once it is known to have some. */
 static bool wants_kernels(void) { return with_nodes || !has_graphs; }
 
+static bool knows_graphs(void) { return has_graphs || sums.nodes || sums.graphs; }
+
 /* The first error, after all were tried. CUPTI is left as we found it. */
 static int disable_all(void)
 {
-    int error = CUPTI_OK;
-    for (int i = KIND_COUNT; i-- > 0;) {
-        if (KINDS[i] != KIND_CONCURRENT_KERNEL) {
-            note(&error, cupti_disable(KINDS[i]));
-            continue;
-        }
-        if (with_kernels)
-            note(&error, cupti_disable(KINDS[i]));
-        window.calls_to = cupti_now();
-    }
+    int error = with_kernels ? cupti_disable(KIND_CONCURRENT_KERNEL) : CUPTI_OK;
+    window.calls_to = cupti_now();
+    for (int i = KIND_COUNT; i-- > 0;)
+        note(&error, cupti_disable(KINDS[i]));
     if (cupti_can_record_calls()) {
         note(&error, cupti_all_calls());
         note(&error, cupti_disable(KIND_RUNTIME));
@@ -291,14 +287,12 @@ static int enable_all(void)
         error = error ? error : cupti_enable(KIND_DRIVER);
         error = error ? error : cupti_only_known_calls();
     }
+    for (int i = 0; !error && i < KIND_COUNT; i++)
+        error = cupti_enable(KINDS[i]);
     with_kernels = wants_kernels();
-    for (int i = 0; !error && i < KIND_COUNT; i++) {
-        if (KINDS[i] == KIND_CONCURRENT_KERNEL)
-            window.calls_from = cupti_now();
-        if (KINDS[i] != KIND_CONCURRENT_KERNEL || with_kernels)
-            error = cupti_enable(KINDS[i]);
-    }
-    return error;
+    if (!error)
+        window.calls_from = cupti_now();
+    return error || !with_kernels ? error : cupti_enable(KIND_CONCURRENT_KERNEL);
 }
 
 static void note_interval_begin(void)
@@ -429,7 +423,7 @@ static bool publish(const struct finished *finished)
         sums.dropped += dropped;
     bool bad = are_times_bad();
     life_nodes += sums.nodes;
-    has_graphs = has_graphs || sums.nodes || sums.graphs;
+    has_graphs = knows_graphs();
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
     sums_publish(finished);
@@ -706,9 +700,8 @@ static uint64_t step_open(uint64_t now)
         give_up(AGENT_REASON_BUFFERS, 0);
         return NEVER;
     }
-    bool has_now = has_graphs || sums.nodes || sums.graphs;
     bool is_spent = with_nodes && life_nodes + sums.nodes >= options.node_limit;
-    bool is_unwanted = with_kernels && !with_nodes && has_now && !repair_goes_on();
+    bool is_unwanted = with_kernels && !with_nodes && knows_graphs() && !repair_goes_on();
     uint64_t length = repair_goes_on() ? repair_length() : window.length;
     bool is_long = (!continuous || repair_goes_on()) && now - window.opened >= length;
     if (stop_wanted() || is_spent || is_unwanted || is_long) {

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -174,21 +174,12 @@ class _Clients:
 
     async def _slow(self) -> str:
         """Takes 8 KiB at a time, for seconds."""
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(0)
-        loop = asyncio.get_running_loop()
-        try:
-            client.bind(_SOURCE)
-            await loop.sock_connect(client, self._place)
-            await loop.sock_sendall(client, _GET.format("/metrics", "").encode())
-            received = b""
-            while more := await loop.sock_recv(client, 8192):
+        received = b""
+        async with self._narrow("/metrics") as client:
+            while more := await asyncio.get_running_loop().sock_recv(client, 8192):
                 received += more
                 await asyncio.sleep(0.1)
-            return _status(received)
-        finally:
-            client.close()
+        return _status(received)
 
     async def _page(self, seconds: float) -> str:
         """Follows the events for a while."""
@@ -206,18 +197,21 @@ class _Clients:
 
     async def _stuck_page(self) -> str:
         """Reads nothing; goes after a while."""
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(0)
+        async with self._narrow("/api/v1/events"):
+            await asyncio.sleep(self._chance.uniform(2, 15))
+        return "gone"
+
+    @contextlib.asynccontextmanager
+    async def _narrow(self, path: str) -> AsyncIterator[socket.socket]:
+        """A connection that has asked, and whose kernel takes no more than 4 KiB of the answer by itself."""
         loop = asyncio.get_running_loop()
-        try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(0)
             client.bind(_SOURCE)
             await loop.sock_connect(client, self._place)
-            await loop.sock_sendall(client, _GET.format("/api/v1/events", "").encode())
-            await asyncio.sleep(self._chance.uniform(2, 15))
-            return "gone"
-        finally:
-            client.close()
+            await loop.sock_sendall(client, _GET.format(path, "").encode())
+            yield client
 
 
 def _status(answer: bytes) -> str:

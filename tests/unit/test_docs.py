@@ -151,7 +151,8 @@ def flags_of(parser: argparse.ArgumentParser) -> frozenset[str]:
 def commands() -> Mapping[str, frozenset[str]]:
     """The flags of each command, of "" those that stand before all."""
     parser = build_parser()
-    (found,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    actions = parser._actions  # noqa: SLF001  argparse tells of them nowhere else
+    (found,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001  as above
     return {"": flags_of(parser), **{name: flags_of(command) for name, command in found.choices.items()}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -162,8 +163,6 @@ RECORD = b"nvidia/cuda_cupti/lib/libcupti.so.12,sha256=x,1\nnvidia/__init__.py,,
 @pytest.fixture(scope="module")
 def site() -> Iterator[Callable[[bytes, bytes], None]]:
     """A folder of this Python's packages in which one package's metadata are what a test says."""
-    import tempfile  # noqa: PLC0415
-
     with tempfile.TemporaryDirectory() as name:
         package = Path(name) / "nvidia_cuda_cupti_cu12-12.9.79.dist-info"
         library_folder = Path(name) / "nvidia/cuda_cupti/lib"
