@@ -325,6 +325,24 @@ def test_b10_nvlinks_are_counted_or_absent(start: Start) -> None:
     assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid_of(1)) is None
 
 
+def test_b10_the_speed_of_nvlinks_is_common_or_each_ones(start: Start) -> None:
+    """B10: Hopper's driver answers for single links alone, and for none that is down; others answer for all."""
+    machine = start(
+        """
+        device 0 nvlink_links 2
+        link 0 device 0 state 0 speed 0
+        device 1 nvlink_links 2
+        field 90 50000 type u32 device 1
+        device 2 nvlink_links 2 nvlink_speed !3
+        """
+    )
+    samples = machine.wait_until_observed(0.2, 0, 1, 2)
+    limits = {
+        gpu: samples.get("gpu_hpc_nvlink_bandwidth_limit_bytes_per_second", uuid=uuid_of(gpu)) for gpu in range(3)
+    }
+    assert limits == {0: pytest.approx(2 * 26.562e9), 1: pytest.approx(100e9), 2: None}
+
+
 def test_b10_links_between_which_some_are_missing(start: Start) -> None:
     """B10: 0, 3 and values in one list: what is there counts; an error counter that is not read of all is absent."""
     machine = start(
@@ -345,6 +363,8 @@ def test_b10_links_between_which_some_are_missing(start: Start) -> None:
     errors = {dict(row)["error"]: count for row, count in samples.all("gpu_hpc_nvlink_errors_total", uuid=uuid).items()}
     assert errors == {"replay": 5, "recovery": 1, "crc_data": 0}
     assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid) == 0
+    # The speed of one that is up holds for all that are there.
+    assert samples.one("gpu_hpc_nvlink_bandwidth_limit_bytes_per_second", uuid=uuid) == pytest.approx(3 * 26.562e9)
     # A link that fails is no smaller number of links.
     assert samples.all("gpu_hpc_nvlink_links", uuid=uuid_of(1)) == {}
     assert samples.one("gpu_hpc_driver_errors_total", code="unknown") >= 1

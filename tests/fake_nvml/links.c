@@ -145,7 +145,6 @@ static const Field FIELDS[] = {
     {59, L_recovery, LINK_SUM, TYPE_U64, 1},
     {82, K_memory_temperature, PLAIN, TYPE_U32, 1},
     {83, K_power_mw, SUM, TYPE_U64, 1},
-    {90, K_nvlink_speed, PLAIN, TYPE_U32, 1},
     {91, K_nvlink_links, PLAIN, TYPE_U32, 1},
     {94, K_pcie_replay, PLAIN, TYPE_U32, 1},
     {138, K_nvlink_tx, LINK_BYTES, TYPE_U64, 1 / 1024.0L},

@@ -485,7 +485,7 @@ def test_field_values_and_links(make: Make) -> None:
               nvmlDeviceGetNvLinkState(h, 3), nvmlDeviceGetNvLinkErrorCounter(h, 3, 0)])
         """,
     )
-    fields = [3, 18, 26562, 77, 2**32 - 1, 26562, 0, 1, 99, 5, 3, 3, 2.5, 76000]
+    fields = [3, 18, 3, 77, 2**32 - 1, 26562, 0, 1, 99, 5, 3, 3, 2.5, 76000]
     assert said == [fields, True, 0, 5]
 
 

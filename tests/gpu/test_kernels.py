@@ -94,7 +94,7 @@ def test_an_index_made_on_the_cpu_is_seen_and_its_mending_too(exporter: Exporter
     copies = loop.of("gpu_hpc_memcpy_bytes_count", direction="h2d", memory="pageable")
     size = loop.of("gpu_hpc_memcpy_bytes_sum", direction="h2d", memory="pageable") / copies
     executions = loop.of("gpu_hpc_kernel_executions_total")
-    waits = loop.of("gpu_hpc_sync_seconds_total", type="stream")
+    waits = loop.of("gpu_hpc_sync_seconds_total", call="stream")
     print(f"{copies:.0f} copies/s of {size:.0f} B, {executions:.0f} kernels/s, waits {waits:.3f}")  # noqa: T201  measured
     assert copies > 1000
     assert size == pytest.approx(1024, rel=0.01)
@@ -103,4 +103,4 @@ def test_an_index_made_on_the_cpu_is_seen_and_its_mending_too(exporter: Exporter
     mended = rates(exporter, agents, "embedding_gpu_index")
     assert mended.of("gpu_hpc_memcpy_bytes_count", direction="h2d") < 1
     assert mended.of("gpu_hpc_kernel_executions_total") > 1000
-    assert mended.of("gpu_hpc_sync_seconds_total", type="stream") < 0.01
+    assert mended.of("gpu_hpc_sync_seconds_total", call="stream") < 0.01

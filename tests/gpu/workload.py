@@ -217,6 +217,20 @@ def l2_reads() -> Step:
     return step
 
 
+def peer() -> Step:
+    """Copies of 1 GiB to the next GPU, over NVLink where there is one. Needs two GPUs."""
+    source = torch.empty(GIB, dtype=torch.uint8, device="cuda:0").random_()
+    target = torch.empty_like(source, device="cuda:1")
+
+    def step() -> dict[str, float]:
+        for _ in range(20):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        return {"peer_bytes": 20 * source.numel()}
+
+    return step
+
+
 def shared() -> Step:
     """Matrix products, while another job holds memory of the GPU too."""
     return gemm()
@@ -227,7 +241,7 @@ RECORDED: tuple[Callable[[], Step], ...] = (
     *(embedding_cpu_index, embedding_gpu_index, launch_bound, shared, train, inference_graph),
 )
 """The phases of a recording, in their order."""
-PHASES: dict[str, Callable[[], Step]] = {make.__name__: make for make in (*RECORDED, l2_copy, l2_reads)}
+PHASES: dict[str, Callable[[], Step]] = {make.__name__: make for make in (*RECORDED, l2_copy, l2_reads, peer)}
 
 
 def run(step: Step, until: float) -> tuple[float, dict[str, float]]:

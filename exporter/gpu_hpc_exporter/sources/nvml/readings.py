@@ -7,6 +7,7 @@ PCIe link and recovery action 180 us, the PCIe replay counter 500 us, maximum cl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -317,10 +318,19 @@ def _nvlink(handle: Handle) -> Values:
 
 
 def _nvlink_limit(handle: Handle) -> Values:
-    """Links present x the common link speed, which the driver gives in MB/s per direction."""
-    present, _ = count_nvlinks(handle)
-    speed = field_value(handle, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON) * 1e6
-    return {"nvlink_limit_bytes_per_second": present * speed} if speed else {}
+    """Links present x the speed of one, which the driver gives in MB/s per direction."""
+    links = _nvlinks(handle)
+    speed = _nvlink_speed(handle, links) * 1e6
+    return {"nvlink_limit_bytes_per_second": len(links) * speed} if speed else {}
+
+
+def _nvlink_speed(handle: Handle, links: Mapping[int, bool]) -> float:
+    """The speed that all links have, which Hopper's driver does not tell, or else the highest of those that are up."""
+    with contextlib.suppress(pynvml.NVMLError):
+        if common := field_value(handle, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON):
+            return common
+    speed_of = pynvml.NVML_FI_DEV_NVLINK_GET_SPEED
+    return max((field_value(handle, speed_of, link) for link, is_active in links.items() if is_active), default=0.0)
 
 
 def _c2c_limit(handle: Handle) -> Values:
@@ -398,7 +408,7 @@ BOARD_GROUPS: Final = (
     Group("maximum PCIe generation", ONCE, _pcie_generation_limit),
     Group("maximum PCIe width", ONCE, _pcie_width_limit),
     Group("DRAM bandwidth limit", ONCE, _dram_limit),
-    Group("NVLink bandwidth limit", ONCE, _nvlink_limit),
+    Group("NVLink bandwidth limit", RARELY, _nvlink_limit),
     Group("C2C bandwidth limit", ONCE, _c2c_limit),
 )
 """Everything of a whole board."""
