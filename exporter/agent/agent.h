@@ -116,9 +116,9 @@ struct unpaired pairs_unpaired(void);
 /* Notes that a thread began or ended to capture launches into a graph: they have no kernels, and nothing is wrong. */
 void pairs_capture(uint32_t thread);
 /* Of the threads that captured nothing, and of whose last launches nearly none has a kernel, the one with the most,
- * from then on watched; its launches, none where there is no such thread. */
+ * from then on watched; how many launches have none, 0 where there is no such thread. */
 uint64_t pairs_watch_lost(void);
-/* The same as of all of the watched one, over a window so short that no place is needed twice. */
+/* The same as of all of the watched one. */
 struct unpaired pairs_watched(void);
 /* Nothing more comes: what still waits is counted as it is, or forgotten. */
 void pairs_close(void);
@@ -170,6 +170,8 @@ struct sums {
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
     uint64_t graphs; /* calls that launch one */
+    /* Of the window's second half: kernels, those of them whose launch is known, and nodes. */
+    uint64_t late_kernels, late_launched, late_nodes;
     /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
     uint64_t loose_graphs, loose_api_ns;
 };
@@ -177,8 +179,9 @@ extern struct sums sums;
 void sums_kernel(uint32_t slot, uint32_t device, uint64_t ns, bool in_graph);
 void sums_latency(uint32_t slot, uint32_t device, uint64_t ns);
 void sums_api(uint32_t device, uint64_t ns, uint64_t calls);
-void sums_sync(uint32_t context, uint32_t type, uint64_t ns);
-void sums_context(uint32_t context, uint32_t device);
+/* waiter: the thread that waits, or the context where calls are not recorded. */
+void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns);
+void sums_waiter(uint32_t waiter, uint32_t device);
 uint32_t sums_bucket(uint64_t ns);
 /* The device that work of unknown device is counted for: that with the most kernels, else the first used one. */
 uint32_t sums_main_device(void);
@@ -216,6 +219,8 @@ uint64_t windows_step(uint64_t now);
 enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
 enum moment windows_moment(uint64_t time);
 uint64_t windows_opening(void); /* before anything was enabled */
+uint64_t windows_middle(void);
+uint64_t windows_waited(uint64_t ns); /* what a wait of that length stands for */
 bool windows_have_kernels(void);    /* kernels are recorded, too */
 bool windows_trust_graph_ids(void); /* graph launches have the correlation ids of their nodes */
 

@@ -317,6 +317,12 @@ enum api_call api_call_of(int kind, uint32_t cbid)
         case 31: case 215: /* cudaMemcpy, ptds */
         case 41: case 225: /* cudaMemcpyAsync, ptsz */
             return CALL_COPY;
+        case 137: /* cudaEventSynchronize */
+            return CALL_SYNC_EVENT;
+        case 131: case 239: /* cudaStreamSynchronize, ptsz */
+            return CALL_SYNC_STREAM;
+        case 126: case 165: case 534: /* cudaThreadSynchronize, cudaDeviceSynchronize, cudaExecutionCtxSynchronize */
+            return CALL_SYNC_CONTEXT;
         default:
             return CALL_OTHER;
         }
@@ -335,40 +341,37 @@ enum api_call api_call_of(int kind, uint32_t cbid)
     case 276: case 277: /* cuMemcpyHtoD_v2, Async */
     case 278: case 279: /* cuMemcpyDtoH_v2, Async */
         return CALL_COPY;
+    case 121: /* cuEventSynchronize */
+        return CALL_SYNC_EVENT;
+    case 126: case 440: /* cuStreamSynchronize, ptsz */
+        return CALL_SYNC_STREAM;
+    case 17: case 800: /* cuCtxSynchronize, v2 */
+        return CALL_SYNC_CONTEXT;
     default:
         return CALL_OTHER;
     }
 }
 
-/* The highest ids above, and how far the versions before 13.1 go at least (tried on 13.0); an id that a library does
- * not know ends its list. */
+/* The highest ids that every version here knows of those above, and how far the versions before 13.1 go at least (tried
+ * on 13.0); an id that a library does not know ends its list. */
 enum { RUNTIME_KNOWN = 431, RUNTIME_IDS = 520, DRIVER_KNOWN = 653, DRIVER_IDS = 800, NEWER_IDS = 100 };
 
-/* Switches all ids but those of api_call_of. */
-static int switch_others(int (*switch_id)(uint32_t, uint8_t), const char *name, int kind, uint8_t on)
+int cupti_only_known_calls(int kind)
 {
-    uint32_t known = kind == KIND_RUNTIME ? RUNTIME_KNOWN : DRIVER_KNOWN;
-    uint32_t ids = (kind == KIND_RUNTIME ? RUNTIME_IDS : DRIVER_IDS) + (version >= 130100 ? NEWER_IDS : 0);
+    bool runtime = kind == KIND_RUNTIME;
+    int (*switch_id)(uint32_t, uint8_t) =
+        runtime ? cupti.cuptiActivityEnableRuntimeApi : cupti.cuptiActivityEnableDriverApi;
+    const char *name = runtime ? "cuptiActivityEnableRuntimeApi" : "cuptiActivityEnableDriverApi";
+    uint32_t known = runtime ? RUNTIME_KNOWN : DRIVER_KNOWN;
+    uint32_t ids = (runtime ? RUNTIME_IDS : DRIVER_IDS) + (version >= 130100 ? NEWER_IDS : 0);
     for (uint32_t id = 1; id < ids; id++) {
         if (api_call_of(kind, id) != CALL_OTHER)
             continue;
         if (!cupti_enter())
             return CUPTI_QUITTING;
-        int result = left(switch_id(id, on), name);
+        int result = left(switch_id(id, 0), name);
         if (result != CUPTI_OK)
             return id > known ? CUPTI_OK : result;
     }
     return CUPTI_OK;
 }
-
-static int switch_all_others(uint8_t on)
-{
-    int result = switch_others(cupti.cuptiActivityEnableRuntimeApi, "cuptiActivityEnableRuntimeApi", KIND_RUNTIME, on);
-    return result != CUPTI_OK ? result
-                              : switch_others(cupti.cuptiActivityEnableDriverApi, "cuptiActivityEnableDriverApi",
-                                              KIND_DRIVER, on);
-}
-
-int cupti_only_known_calls(void) { return switch_all_others(0); }
-
-int cupti_all_calls(void) { return switch_all_others(1); }

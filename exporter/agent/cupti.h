@@ -79,7 +79,9 @@ typedef void (*buffer_requested)(uint8_t **buffer, size_t *size, size_t *most_re
 typedef void (*buffer_completed)(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
 
 /* The kinds of API calls that we know. */
-enum api_call { CALL_OTHER, CALL_LAUNCH, CALL_GRAPH, CALL_COPY, CALL_CAPTURE };
+enum api_call {
+    CALL_OTHER, CALL_LAUNCH, CALL_GRAPH, CALL_COPY, CALL_CAPTURE, CALL_SYNC_EVENT, CALL_SYNC_STREAM, CALL_SYNC_CONTEXT
+};
 enum api_call api_call_of(int kind, uint32_t cbid);
 
 /* Finds and loads libcuda (already loaded, or the reason) and libcupti. Answers AGENT_REASON_NONE or why not. */
@@ -93,7 +95,7 @@ uint32_t cuda_active_devices(void);
 bool cuda_initialised(void); /* never initialises it */
 bool cuda_device_uuid(uint32_t device, uint8_t uuid[16]);
 
-/* Whether launch calls can be recorded. */
+/* Whether single functions' calls can be recorded: launches, and waits. */
 bool cupti_can_record_calls(void);
 
 /* All return a CUptiResult; a failure other than that of the probe is kept for cupti_failed_call. */
@@ -101,8 +103,9 @@ int cupti_probe(void); /* CUPTI_SUBSCRIBER_TAKEN: another tool is at work */
 int cupti_register(buffer_requested requested, buffer_completed completed);
 int cupti_enable(int kind);
 int cupti_disable(int kind);
-int cupti_only_known_calls(void); /* switches all API functions off but those that api_call_of knows */
-int cupti_all_calls(void);        /* on again: this is for all tools of the process */
+/* Switches all functions of an API whose kind is enabled off, but for those that api_call_of knows. Whoever enables the
+ * kind when it was disabled gets all of them. */
+int cupti_only_known_calls(int kind);
 int cupti_flush(bool forced); /* forced: buffers with unfinished records too */
 int cupti_dropped(uint64_t *records); /* since the last call */
 uint64_t cupti_now(void);             /* in the clock of the records, ns */

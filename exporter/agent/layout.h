@@ -131,7 +131,7 @@ struct agent_device {
     uint64_t sets;                  /* memset operations, their bytes and time */
     uint64_t set_bytes;
     uint64_t set_ns;
-    uint64_t sync_ns[AGENT_SYNCS]; /* by type; a lower bound: waits that began before a window leave no record */
+    uint64_t sync_ns[AGENT_SYNCS]; /* by type; those seen stand for those that cross a window's begin or end */
     uint64_t sync_calls[AGENT_SYNCS];
     struct agent_copies copies[AGENT_DIRECTIONS][AGENT_MEMORIES];
 };

@@ -13,7 +13,7 @@ struct waiting {
     uint32_t correlation;
     uint32_t generation;   /* other than now: free */
     uint32_t slot, interval;
-    uint32_t thread;       /* of a launch, also when it has found its kernel; 0: none */
+    uint32_t thread;       /* of a launch */
     uint8_t side;          /* enum pair_side */
     uint8_t device;
     struct copy_place place;
@@ -27,11 +27,13 @@ static uint32_t generation = 1;
 static struct {
     uint64_t launches, kernels, graphs, api_ns, api_calls;
 } open;
-static uint64_t launches, expired_launches, expired_kernels, watched_launches;
+static uint64_t launches, expired_launches, expired_kernels;
 static uint32_t watched_thread;
+/* Launches by thread, and how many of them have found their kernels. Counted as they come: a thread whose kernels CUPTI
+ * has lost may give all its launches one id, so that most of them expire at once. */
 static struct thread {
     uint32_t id;
-    uint64_t paired, missing;
+    uint64_t launches, paired;
 } threads[THREADS];
 static uint32_t capturing[CAPTURING], capturing_count;
 
@@ -67,7 +69,6 @@ static void expire(struct waiting *w)
         settle_call(device, w->end - w->begin);
     }
     w->side = PAIR_FREE;
-    w->thread = 0;
 }
 
 static struct waiting *place_of(uint32_t correlation)
@@ -80,6 +81,35 @@ static struct waiting *place_of(uint32_t correlation)
     return w;
 }
 
+/* NULL: there are too many. */
+static struct thread *thread_of(uint32_t id)
+{
+    uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
+    for (uint32_t probe = 0; probe < THREADS; probe++) {
+        struct thread *thread = &threads[(first + probe) % THREADS];
+        if (!thread->id)
+            thread->id = id;
+        if (thread->id == id)
+            return thread;
+    }
+    return NULL;
+}
+
+static void count_launch(uint32_t id, bool is_edge)
+{
+    struct thread *thread = is_edge ? NULL : thread_of(id);
+    launches += !is_edge;
+    if (thread)
+        thread->launches++;
+}
+
+static void count_pair(uint32_t id, bool is_edge)
+{
+    struct thread *thread = is_edge ? NULL : thread_of(id);
+    if (thread)
+        thread->paired++;
+}
+
 /* Lets `next` wait, in the place of whatever waits there under the same id (which CUPTI never gives twice). */
 static void wait_in(struct waiting *w, struct waiting next)
 {
@@ -89,8 +119,11 @@ static void wait_in(struct waiting *w, struct waiting next)
     *w = next;
 }
 
-static void meet(uint32_t device, uint32_t slot, uint64_t start, uint64_t begin, uint64_t end, uint32_t interval)
+static void meet(uint32_t device, uint32_t slot, uint64_t start, uint32_t thread, uint64_t begin, uint64_t end,
+                 uint32_t interval)
 {
+    sums.late_launched += start >= windows_middle();
+    sums_waiter(thread, device);
     sums_api(device, end - begin, 1);
     sums_latency(slot, device, start > end ? start - end : 0);
     unions_launched(interval, end);
@@ -99,19 +132,18 @@ static void meet(uint32_t device, uint32_t slot, uint64_t start, uint64_t begin,
 void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end, bool is_edge)
 {
     struct waiting *w = place_of(correlation);
-    launches += !is_edge;
-    watched_launches += !is_edge && thread == watched_thread;
+    count_launch(thread, is_edge);
+    if (w->side == PAIR_KERNEL || w->side == PAIR_TIMELESS_KERNEL)
+        count_pair(thread, is_edge);
     if (w->side == PAIR_KERNEL) {
         open.kernels--;
-        meet(w->device, w->slot, w->begin, begin, end, w->interval);
+        meet(w->device, w->slot, w->begin, thread, begin, end, w->interval);
         w->side = PAIR_FREE;
-        w->thread = thread;
         return;
     }
     if (w->side == PAIR_TIMELESS_KERNEL) {
         sums_api(w->device, end - begin, 1);
         w->side = PAIR_FREE;
-        w->thread = thread;
         return;
     }
     wait_in(w, (struct waiting){.side = PAIR_LAUNCH, .correlation = correlation, .begin = begin, .end = end,
@@ -126,12 +158,13 @@ void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t
 {
     struct waiting *w = place_of(correlation);
     if (w->side == PAIR_LAUNCH) {
+        count_pair(w->thread, w->is_edge);
         if (!w->is_edge) {
             open.launches--;
             open.api_ns -= w->end - w->begin;
             open.api_calls--;
         }
-        meet(device, slot, start, w->begin, w->end, interval);
+        meet(device, slot, start, w->thread, w->begin, w->end, interval);
         w->side = PAIR_FREE;
         return;
     }
@@ -144,6 +177,7 @@ void pairs_timeless_kernel(uint32_t correlation, uint32_t device)
 {
     struct waiting *w = place_of(correlation);
     if (w->side == PAIR_LAUNCH) {
+        count_pair(w->thread, w->is_edge);
         if (!w->is_edge) {
             open.launches--;
             settle_call(device, w->end - w->begin);
@@ -243,38 +277,6 @@ struct unpaired pairs_unpaired(void)
     return (struct unpaired){launches, calls > kernels ? calls - kernels : 0};
 }
 
-static bool waits_for_kernel(const struct waiting *w)
-{
-    return w->generation == generation && w->side == PAIR_LAUNCH && !w->is_edge;
-}
-
-/* NULL: there are too many. */
-static struct thread *thread_of(uint32_t id)
-{
-    uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
-    for (uint32_t probe = 0; probe < THREADS; probe++) {
-        struct thread *thread = &threads[(first + probe) % THREADS];
-        if (!thread->id)
-            thread->id = id;
-        if (thread->id == id)
-            return thread;
-    }
-    return NULL;
-}
-
-static void count_threads(void)
-{
-    memset(threads, 0, sizeof threads);
-    for (int i = 0; i < PLACES; i++) {
-        const struct waiting *w = &ring[i];
-        struct thread *thread = w->generation == generation && w->thread ? thread_of(w->thread) : NULL;
-        if (!thread)
-            continue;
-        thread->paired += w->side == PAIR_FREE;
-        thread->missing += waits_for_kernel(w);
-    }
-}
-
 static bool captures(uint32_t thread)
 {
     for (uint32_t i = 0; i < capturing_count; i++)
@@ -292,12 +294,12 @@ void pairs_capture(uint32_t thread)
 uint64_t pairs_watch_lost(void)
 {
     uint64_t most = 0;
-    count_threads();
     for (int i = 0; i < THREADS; i++) {
         const struct thread *thread = &threads[i];
-        if (thread->missing <= most || thread->paired * NEARLY_ALL > thread->missing || captures(thread->id))
+        uint64_t missing = thread->launches - thread->paired;
+        if (missing <= most || thread->paired * NEARLY_ALL > missing || captures(thread->id))
             continue;
-        most = thread->missing;
+        most = missing;
         watched_thread = thread->id;
     }
     return most;
@@ -305,10 +307,8 @@ uint64_t pairs_watch_lost(void)
 
 struct unpaired pairs_watched(void)
 {
-    struct unpaired found = {watched_launches, 0};
-    for (int i = 0; i < PLACES; i++)
-        found.missing += waits_for_kernel(&ring[i]) && ring[i].thread == watched_thread;
-    return found;
+    const struct thread *thread = thread_of(watched_thread);
+    return thread ? (struct unpaired){thread->launches, thread->launches - thread->paired} : (struct unpaired){0};
 }
 
 void pairs_close(void)
@@ -323,7 +323,8 @@ void pairs_close(void)
 void pairs_forget(void)
 {
     open.launches = open.kernels = open.graphs = open.api_ns = open.api_calls = 0;
-    launches = expired_launches = expired_kernels = watched_launches = 0;
+    launches = expired_launches = expired_kernels = 0;
+    memset(threads, 0, sizeof threads);
     capturing_count = 0;
     generation++;
 }

@@ -57,6 +57,13 @@ static void count_work(bool in_graph)
     sums.work += !in_graph;
 }
 
+/* Work of the window's second half was hardly launched before the window. */
+static void note_late(uint64_t start, bool in_graph)
+{
+    if (start >= windows_middle())
+        ++*(in_graph ? &sums.late_nodes : &sums.late_kernels);
+}
+
 static void take_kernel(const uint8_t *record)
 {
     uint64_t start = u64_at(record, KERNEL_START), end = u64_at(record, KERNEL_END);
@@ -76,11 +83,15 @@ static void take_kernel(const uint8_t *record)
     memcpy(shape.block, record + KERNEL_BLOCK, sizeof shape.block);
     uint32_t slot = kernels_slot(device, name, &shape);
     sums_kernel(slot, device, end - start, in_graph);
-    sums_context(context, device);
+    if (!cupti_can_record_calls())
+        sums_waiter(context, device);
     unions_stream(device, context, u32_at(record, KERNEL_STREAM), start, end);
     enum activity activity = kernels_is_communication(name) ? ACTIVITY_COMMUNICATION : ACTIVITY_COMPUTE;
     uint32_t interval = unions_add(device, activity, start, end);
-    if (!correlation || !cupti_can_record_calls())
+    if (!cupti_can_record_calls())
+        return;
+    note_late(start, in_graph);
+    if (!correlation)
         return;
     if (!in_graph)
         pairs_kernel(correlation, device, slot, start, interval);
@@ -165,6 +176,17 @@ static void take_sync(const uint8_t *record)
         sums_sync(u32_at(record, SYNC_CONTEXT), u32_at(record, SYNC_TYPE), end - start);
 }
 
+/* Of a wait's call; -1: it is none. */
+static int sync_type_of(enum api_call call)
+{
+    switch (call) {
+    case CALL_SYNC_EVENT: return AGENT_SYNC_EVENT;
+    case CALL_SYNC_STREAM: return AGENT_SYNC_STREAM;
+    case CALL_SYNC_CONTEXT: return AGENT_SYNC_CONTEXT;
+    default: return -1;
+    }
+}
+
 static void take_call(const uint8_t *record, int kind)
 {
     uint64_t begin = u64_at(record, API_START), end = u64_at(record, API_END);
@@ -189,6 +211,8 @@ static void take_call(const uint8_t *record, int kind)
         pairs_capture(thread);
     } else if (moment == MOMENT_EDGE) {
         return;
+    } else if (sync_type_of(call) >= 0) {
+        sums_sync(thread, (uint32_t)sync_type_of(call), windows_waited(end - begin));
     } else if (windows_trust_graph_ids()) {
         sums.graphs++;
         pairs_graph(correlation, begin, end);

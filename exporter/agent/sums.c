@@ -6,13 +6,13 @@
 
 struct sums sums;
 
-/* Synchronisation records name a context; work tells whose device that is, perhaps later. */
-enum { CONTEXTS = 64 };
+/* A wait names a thread, or a context where calls are not recorded; work tells whose device that is, perhaps later. */
+enum { WAITERS = 256 };
 static struct {
-    uint32_t context, device;
+    uint32_t id, device;
     bool used, has_device;
     uint64_t ns[AGENT_SYNCS], calls[AGENT_SYNCS];
-} contexts[CONTEXTS];
+} waiters[WAITERS];
 
 static uint32_t last_main_device;
 
@@ -52,43 +52,44 @@ void sums_api(uint32_t device, uint64_t ns, uint64_t calls)
     sums.devices[device].launch_api_calls += calls;
 }
 
-/* The place of a context; -1: too many. */
-static int context_place(uint32_t context)
+/* The place of a thread or context; -1: too many. */
+static int waiter_place(uint32_t id)
 {
-    for (uint32_t probe = 0; probe < CONTEXTS; probe++) {
-        uint32_t place = (context + probe) % CONTEXTS;
-        if (!contexts[place].used) {
-            contexts[place].used = true;
-            contexts[place].context = context;
+    uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
+    for (uint32_t probe = 0; probe < WAITERS; probe++) {
+        uint32_t place = (first + probe) % WAITERS;
+        if (!waiters[place].used) {
+            waiters[place].used = true;
+            waiters[place].id = id;
         }
-        if (contexts[place].context == context)
+        if (waiters[place].id == id)
             return (int)place;
     }
     return -1;
 }
 
-void sums_sync(uint32_t context, uint32_t type, uint64_t ns)
+void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns)
 {
-    int place = context_place(context);
+    int place = waiter_place(waiter);
     type = type < AGENT_SYNCS ? type : AGENT_SYNC_UNKNOWN;
     struct agent_device *main = &sums.devices[sums_main_device()];
-    uint64_t *sum = place >= 0 ? contexts[place].ns : main->sync_ns;
-    uint64_t *calls = place >= 0 ? contexts[place].calls : main->sync_calls;
+    uint64_t *sum = place >= 0 ? waiters[place].ns : main->sync_ns;
+    uint64_t *calls = place >= 0 ? waiters[place].calls : main->sync_calls;
     sum[type] += ns;
     calls[type]++;
 }
 
-void sums_context(uint32_t context, uint32_t device)
+void sums_waiter(uint32_t waiter, uint32_t device)
 {
-    static uint32_t last_context = UINT32_MAX, last_device;
-    if (context == last_context && device == last_device)
+    static uint32_t last_waiter = UINT32_MAX, last_device;
+    if (waiter == last_waiter && device == last_device)
         return;
-    int place = context_place(context);
+    int place = waiter_place(waiter);
     if (place < 0)
         return;
-    contexts[place].device = device;
-    contexts[place].has_device = true;
-    last_context = context;
+    waiters[place].device = device;
+    waiters[place].has_device = true;
+    last_waiter = waiter;
     last_device = device;
 }
 
@@ -123,15 +124,15 @@ uint64_t sums_queue_p95(void)
 
 /* ---- Adding to the file ---- */
 
-static void settle_contexts(void)
+static void settle_waits(void)
 {
     uint32_t unknown = sums_main_device();
-    for (uint32_t i = 0; i < CONTEXTS; i++) {
-        struct agent_device *device = &sums.devices[contexts[i].has_device ? contexts[i].device : unknown];
+    for (uint32_t i = 0; i < WAITERS; i++) {
+        struct agent_device *device = &sums.devices[waiters[i].has_device ? waiters[i].device : unknown];
         for (uint32_t type = 0; type < AGENT_SYNCS; type++) {
-            device->sync_ns[type] += contexts[i].ns[type];
-            device->sync_calls[type] += contexts[i].calls[type];
-            contexts[i].ns[type] = contexts[i].calls[type] = 0;
+            device->sync_ns[type] += waiters[i].ns[type];
+            device->sync_calls[type] += waiters[i].calls[type];
+            waiters[i].ns[type] = waiters[i].calls[type] = 0;
         }
     }
 }
@@ -264,7 +265,7 @@ void sums_publish(const struct finished *window)
 {
     struct agent_file *file = file_map();
     settle_graphs();
-    settle_contexts();
+    settle_waits();
     settle_unions(window);
     if (file) {
         struct agent_header *h = &file->header;
@@ -299,9 +300,9 @@ void sums_discard(void)
 
 void sums_forget(void)
 {
-    for (uint32_t i = 0; i < CONTEXTS; i++) {
-        memset(contexts[i].ns, 0, sizeof contexts[i].ns);
-        memset(contexts[i].calls, 0, sizeof contexts[i].calls);
+    for (uint32_t i = 0; i < WAITERS; i++) {
+        memset(waiters[i].ns, 0, sizeof waiters[i].ns);
+        memset(waiters[i].calls, 0, sizeof waiters[i].calls);
     }
     pairs_forget();
     settle_kernels(NULL, 0);

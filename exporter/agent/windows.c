@@ -47,6 +47,7 @@ static struct {
     uint32_t epoch;
 } mark;
 static bool continuous, stepped_down, with_nodes, with_kernels, has_graphs, ignore_others;
+static bool uses_driver, with_driver; /* the program launches by the driver's functions; they are recorded */
 static uint64_t next_begin, started, period, resume_at, life_nodes, last_queue_p95;
 static uint32_t discards, stale_waits, stale_epoch, ticks_over;
 static uint64_t patience;     /* how long the next window's records are awaited */
@@ -55,8 +56,20 @@ static uint64_t on_since;     /* CLOCK_MONOTONIC; 0: the file's last interval ha
 static uint64_t chance = 1;
 
 uint64_t windows_opening(void) { return window.opening; }
+uint64_t windows_middle(void) { return window.begin == NEVER ? NEVER : window.begin + window.length / 2; }
 bool windows_have_kernels(void) { return with_kernels; }
 bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
+
+/* A wait that crosses a window's begin or end leaves no record: of waits of length w a window of length l shows the share
+ * 1 - w/l, and each that it shows stands for l/(l - w). No more than for four: of those that are nearly as long as the
+ * window too few are seen. */
+uint64_t windows_waited(uint64_t ns)
+{
+    uint64_t seen = window.length > ns ? window.length - ns : 0;
+    if (continuous)
+        return ns;
+    return seen > window.length / 4 ? (uint64_t)((double)ns * (double)window.length / (double)seen) : 4 * ns;
+}
 
 enum moment windows_moment(uint64_t time)
 {
@@ -98,8 +111,8 @@ static const char *explain(enum agent_reason reason)
     }
 }
 
-/* Besides kernels, which are the last to be switched on, and the first to be switched off: each has its call. */
-static const int KINDS[] = {KIND_SYNCHRONIZATION, KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET};
+/* Besides calls and kernels. These are the last to be switched on, and the first to be switched off: each has its call. */
+static const int KINDS[] = {KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET};
 enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
 
 static void note(int *error, int result) { *error = *error ? *error : result; }
@@ -108,6 +121,40 @@ static void note(int *error, int result) { *error = *error ? *error : result; }
  * the program down as soon as a graph is replayed that is older than they.) So a program with graphs whose nodes are not
  * wanted is traced without kernels, once it is known to have some. */
 static bool wants_kernels(void) { return with_nodes || !has_graphs; }
+
+/* A kind that was enabled once leaves the program's calls slower for good, most of all KIND_SYNCHRONIZATION and
+ * KIND_DRIVER (docs/benchmarks.md). So waits are records of the functions that wait, and the driver's functions are left
+ * alone in programs that launch by the runtime's, which is nearly all: those make no record of the driver's. */
+static int enable_calls(void)
+{
+    with_driver = uses_driver;
+    if (!cupti_can_record_calls())
+        return cupti_enable(KIND_SYNCHRONIZATION);
+    int error = cupti_enable(KIND_RUNTIME);
+    error = error ? error : cupti_only_known_calls(KIND_RUNTIME);
+    if (error || !with_driver)
+        return error;
+    error = cupti_enable(KIND_DRIVER);
+    return error ? error : cupti_only_known_calls(KIND_DRIVER);
+}
+
+static int disable_calls(void)
+{
+    if (!cupti_can_record_calls())
+        return cupti_disable(KIND_SYNCHRONIZATION);
+    int error = with_driver ? cupti_disable(KIND_DRIVER) : CUPTI_OK;
+    note(&error, cupti_disable(KIND_RUNTIME));
+    return error;
+}
+
+/* Whether work comes without a launch: then the driver's functions launch it. */
+static bool launches_by_driver(void)
+{
+    enum { SOME = 8, SHARE = 20 };
+    uint64_t alone = sums.late_kernels - least(sums.late_launched, sums.late_kernels);
+    return cupti_can_record_calls() && ((alone >= SOME && alone * SHARE > sums.late_kernels) ||
+                                        (sums.late_nodes && !sums.graphs));
+}
 
 static bool knows_graphs(void) { return has_graphs || sums.nodes || sums.graphs; }
 
@@ -118,11 +165,7 @@ static int disable_all(void)
     window.calls_to = cupti_now();
     for (int i = KIND_COUNT; i-- > 0;)
         note(&error, cupti_disable(KINDS[i]));
-    if (cupti_can_record_calls()) {
-        note(&error, cupti_all_calls());
-        note(&error, cupti_disable(KIND_RUNTIME));
-        note(&error, cupti_disable(KIND_DRIVER));
-    }
+    note(&error, disable_calls());
     return error;
 }
 
@@ -282,11 +325,7 @@ static int enable_all(void)
 {
     int error = cupti_register(buffers_requested, buffers_completed);
     exit_before_cupti();
-    if (!error && cupti_can_record_calls()) {
-        error = cupti_enable(KIND_RUNTIME);
-        error = error ? error : cupti_enable(KIND_DRIVER);
-        error = error ? error : cupti_only_known_calls();
-    }
+    error = error ? error : enable_calls();
     for (int i = 0; !error && i < KIND_COUNT; i++)
         error = cupti_enable(KINDS[i]);
     with_kernels = wants_kernels();
@@ -424,6 +463,7 @@ static bool publish(const struct finished *finished)
     bool bad = are_times_bad();
     life_nodes += sums.nodes;
     has_graphs = knows_graphs();
+    uses_driver = uses_driver || launches_by_driver();
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
     sums_publish(finished);
@@ -623,7 +663,7 @@ static void publish_mark(bool complete, uint64_t now)
     mark.due = mark.at + window.length;
     if (is_bad) {
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
-    } else if (is_poor) {
+    } else if (is_poor || uses_driver != with_driver) {
         close_window(now);
     } else if (is_too_dear(cost)) {
         continuous = false;

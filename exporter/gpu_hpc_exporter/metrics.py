@@ -503,8 +503,8 @@ COPY_API_SECONDS = Spec(
 SYNC_SECONDS = Spec(
     "gpu_hpc_sync_seconds_total",
     "counter",
-    "Time that host threads waited for the GPU in trace windows, by what they waited for; a lower bound, since waits "
-    f"that began before a window leave no record. {_RATE}",
+    "Time that host threads waited for the GPU in trace windows, by what they waited for; from the waits that lie "
+    f"within a window, so that those of more than three quarters of one count for too little. {_RATE}",
     (*JOB, "call"),
     "call: event, stream, context, unknown",
 )

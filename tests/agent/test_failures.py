@@ -138,7 +138,6 @@ def test_an_unknown_version_can_be_forced(start: Start) -> None:
 FATAL = [
     *((name, 0) for name in NEEDED if name != "cuptiActivityGetNextRecord"),
     *(("cuptiActivityEnableRuntimeApi", after) for after in (0, 100)),
-    ("cuptiActivityEnableDriverApi", 0),
     *((name, 3) for name in ("cuptiActivityEnable", "cuptiActivityDisable", "cuptiSubscribe", "cuptiUnsubscribe")),
 ]
 
@@ -160,6 +159,24 @@ def test_a_failing_call_ends_it(start: Start, name: str, after: int, mode: str) 
         assert agent.kinds() == set()
     fake_activity.until(lambda: agent.said() != "")  # it speaks after it has written
     assert agent.said() == "gpu-hpc-agent: a call of CUPTI failed; this process runs on without\n"
+    assert_runs_on(agent)
+
+
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_a_failing_call_of_the_driver_s_functions_ends_it(start: Start, mode: str) -> None:
+    """They are asked for once the program is known to use them."""
+    agent = start(MODE=mode, WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent.begin("fault cuptiActivityEnableDriverApi code=999")
+
+    def is_off() -> bool:
+        agent.do("kernel a driver=1 count=50")
+        return bool(agent.wait(lambda _: True).header.state == State.OFF)
+
+    fake_activity.until(is_off)
+    header = agent.wait(lambda _: True).header
+    assert (header.error_code, header.error_call.decode()) == (999, "cuptiActivityEnableDriverApi")
+    assert agent.kinds() == set()
+    fake_activity.until(lambda: agent.said() != "")
     assert_runs_on(agent)
 
 

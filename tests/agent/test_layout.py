@@ -146,6 +146,15 @@ CALLS: Final = {
         *("cudaMemcpy_v3020", "cudaMemcpy_ptds_v7000", "cudaMemcpyAsync_v3020", "cudaMemcpyAsync_ptsz_v7000"),
         *("cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2"),
     },
+    "CALL_SYNC_EVENT": {"cudaEventSynchronize_v3020", "cuEventSynchronize"},
+    "CALL_SYNC_STREAM": {
+        *("cudaStreamSynchronize_v3020", "cudaStreamSynchronize_ptsz_v7000"),
+        *("cuStreamSynchronize", "cuStreamSynchronize_ptsz"),
+    },
+    "CALL_SYNC_CONTEXT": {
+        *("cudaThreadSynchronize_v3020", "cudaDeviceSynchronize_v3020", "cudaExecutionCtxSynchronize_v13010"),
+        *("cuCtxSynchronize", "cuCtxSynchronize_v2"),
+    },
 }
 
 

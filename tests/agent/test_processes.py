@@ -177,12 +177,12 @@ def test_k07_an_exporter_that_comes_late_finds_all(start: Start, version: int) -
     """K07: a million records that nobody reads meanwhile are in the file's sums or among the dropped, one by one."""
     agent = start(MODE="continuous", FLUSH_SECONDS="0.01")
     agent.trace(f"version {version}")
-    agent.do("kernel a count=1000000 call=0", "entry gpu_hpc_agent_stop")
+    agent.do("set count=1000000", "entry gpu_hpc_agent_stop")
     header = agent.wait(lambda now: now.state[0] == State.PAUSED).header
     assert header.records_kept + header.records_dropped == 1_000_000
     assert header.records_kept > 0
-    assert agent.wait(lambda _: True).kernels()["a"].executions == header.records_kept
-    assert header.records_invalid == header.records_unmatched - header.records_kept == 0
+    assert agent.wait(lambda _: True).device().sets == header.records_kept
+    assert header.records_invalid == header.records_unmatched == 0
     assert agent.end() == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import fake_activity
 from fake_activity.agent import Agent, Start
 from fake_activity.agent_file import D2D, D2H, DEVICE, H2D, P2P, PAGEABLE, PINNED, Snapshot, State, read
 
@@ -71,14 +72,69 @@ def test_p02_a_gpu_whose_clock_is_off(start: Start, mode: str, skew_s: int) -> N
     assert now.header.records_dropped == 0
 
 
-def test_other_ways_to_launch(continuous: Agent) -> None:
+def test_other_ways_to_launch(start: Start) -> None:
     """Launches by the driver's functions count; other functions are not recorded at all."""
-    continuous.do("kernel a driver=1 count=5", "kernel b driver=1 cbid=652 count=5", "kernel c cbid=430 count=5")
-    continuous.do("kernel d cbid=10 count=5")  # cudaFree launches nothing, but something unknown may
-    now = wait_executions(continuous, 20)
-    latencies = {name: kernel.latency_count for name, kernel in now.kernels().items()}
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.1")
+    agent.trace()
+    before = executions(records_the_driver(agent, "kernel warm count=50 driver=1"))
+    agent.do("kernel a driver=1 count=5", "kernel b driver=1 cbid=652 count=5", "kernel c cbid=430 count=5")
+    agent.do("kernel d cbid=10 count=5")  # cudaFree launches nothing, but something unknown may
+    agent.do("sync 1 driver=1 ns=60", "sync 3 driver=1 ns=70", "sync 4 driver=1 ns=80")
+    now = wait_executions(agent, before + 20)
+    latencies = {name: kernel.latency_count for name, kernel in now.kernels().items() if name != "warm"}
     assert latencies == {"a": 5, "b": 5, "c": 5, "d": 0}
-    assert now.header.records_kept == 35
+    assert list(now.device().sync_ns) == [0, 60, 0, 70, 80]
+
+
+def records_the_driver(agent: Agent, work: str) -> Snapshot:
+    """Repeats the work until the driver's functions are recorded; what was published before."""
+
+    def does() -> bool:
+        if 4 not in agent.kinds():
+            agent.do(work)
+        return 4 in agent.kinds()
+
+    fake_activity.until(does)
+    return agent.published()
+
+
+@pytest.mark.parametrize("work", ["kernel a driver=1 count=50", "graph a nodes=5 driver=1 count=10"])
+def test_the_driver_s_functions_are_recorded_where_they_launch(start: Start, work: str) -> None:
+    """From the second window on: programs that launch by the runtime alone would be slower for it, for good."""
+    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent.trace()
+    published = agent.published().header.windows_published
+
+    def is_idle_again() -> bool:
+        agent.do("kernel r count=50 every_us=100", "graph g nodes=5", "copy h2d", "sync 4")
+        return bool(read(agent.path).header.windows_published > published + 3)
+
+    fake_activity.until(is_idle_again)
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
+    before = records_the_driver(agent, work)
+
+    def is_known() -> bool:
+        agent.do(work)
+        device = read(agent.path).device()
+        return bool(device.launch_api_calls > before.device().launch_api_calls + 50)
+
+    fake_activity.until(is_known)
+    now = read(agent.path)
+    assert now.kernels()["a"].latency_count > 0 or now.device().graph_launches_traced > 0
+
+
+def test_a_few_kernels_without_a_launch_are_no_driver_s(start: Start) -> None:
+    """Work that was launched before the window, and single records that are missing."""
+    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent.trace()
+    published = agent.published().header.windows_published
+
+    def has_seen_enough() -> bool:
+        agent.do("kernel a count=200", "kernel b count=5 call=0")
+        return bool(read(agent.path).header.windows_published > published + 5)
+
+    fake_activity.until(has_seen_enough)
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
 
 
 def test_what_finds_no_other_half_is_unmatched(start: Start) -> None:
@@ -95,12 +151,15 @@ def test_what_finds_no_other_half_is_unmatched(start: Start) -> None:
     assert now.device().launch_api_ns == 3 * 700 + 2 * 1000
 
 
-def test_ids_come_round(continuous: Agent) -> None:
+def test_ids_come_round(start: Start) -> None:
     """70,000 kernels whose calls never come fill the places twice; matching goes on, also over the end of 32 bits."""
-    continuous.do("correlation 4294930000", "kernel a count=70000 call=0 threads=0", "kernel b count=2000")
-    now = wait_executions(continuous, 72_000)
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.1")
+    agent.trace()
+    before = records_the_driver(agent, "kernel warm count=50 driver=1")
+    agent.do("correlation 4294930000", "kernel a count=70000 call=0 threads=0", "kernel b count=2000")
+    now = wait_executions(agent, executions(before) + 72_000)
     assert now.kernels()["b"].latency_count == 2000 - now.kernels()["b"].launches + 2000
-    assert now.header.records_unmatched == 70_000 - 65_536 + 2000
+    assert now.header.records_unmatched - before.header.records_unmatched == 70_000 - 65_536 + 2000
 
 
 @pytest.mark.parametrize("invalid", ["zero", "negative", "huge"])
@@ -139,12 +198,29 @@ def test_copies_by_direction_and_memory(continuous: Agent) -> None:
     assert now.device().launch_api_calls == 0
 
 
-def test_synchronisation_by_type_and_context(continuous: Agent) -> None:
-    """A context's device is known from its kernels, which may come later than the wait."""
+def test_waits_by_function_and_thread(continuous: Agent) -> None:
+    """A thread's device is known from its kernels, which may come later than the wait; else it is the main one."""
     continuous.do("devices 2", "context 1")
-    continuous.do("sync 3 ns=5000 count=10 context=9", "sync 4 ns=7000 context=1", "sync 77 context=1")
-    continuous.do("kernel a context=9 device=1", "kernel a context=1 device=0")
-    now = wait_executions(continuous, 2)
+    continuous.do("sync 3 ns=5000 count=10 threads=1", "sync 4 ns=7000", "sync 1 ns=600", "sync 3 cbid=239 ns=80")
+    continuous.do("sync 3 cbid=147 ns=1", "sync 4 cbid=126 ns=9000")  # a stream's wait for an event holds no host up
+    continuous.do("kernel a count=3", "kernel b device=1 wait_ns=40 threads=2")
+    now = wait_executions(continuous, 5)
+    assert (list(now.device(0).sync_ns), list(now.device(0).sync_calls)) == (
+        [0, 600, 0, 50_080, 16_000],
+        [0, 1, 0, 11, 2],
+    )
+    assert (list(now.device(1).sync_ns), list(now.device(1).sync_calls)) == ([0, 0, 0, 80, 0], [0, 0, 0, 2, 0])
+
+
+def test_waits_by_type_and_context(start: Start) -> None:
+    """CUPTI before 12.5 cannot record single functions: its records of waits know the context, not the thread."""
+    agent = start(MODE="continuous")
+    agent.trace("version 22", "devices 2")
+    agent.do("context 1")
+    assert agent.kinds() == {1, 2, 10, 22, 38}
+    agent.do("sync 3 ns=5000 count=10 context=9", "sync 4 ns=7000 context=1", "sync 77 context=1")
+    agent.do("kernel a context=9 device=1", "kernel a context=1 device=0")
+    now = wait_executions(agent, 2)
     assert (list(now.device(1).sync_ns), list(now.device(1).sync_calls)) == ([0, 0, 0, 50_000, 0], [0, 0, 0, 10, 0])
     assert (list(now.device(0).sync_ns), list(now.device(0).sync_calls)) == ([1000, 0, 0, 0, 7000], [1, 0, 0, 0, 1])
 

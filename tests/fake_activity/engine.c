@@ -151,6 +151,8 @@ int engine_enable(int kind, bool on)
         return 21;
     pthread_mutex_lock(&lock);
     kernels_switched_on += on && kind == KERNEL;
+    if (on && !enabled[kind] && (kind == RUNTIME || kind == DRIVER)) /* all functions, whatever was off before */
+        memset(off[kind == DRIVER], 0, sizeof off[0]);
     enabled[kind] = on;
     pthread_mutex_unlock(&lock);
     return OK;

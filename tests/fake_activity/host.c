@@ -141,11 +141,21 @@ static const char *name_of(char **words, int64_t i)
     return name;
 }
 
+/* same_id=1: a thread whose kernels are lost has one id for all its launches. */
+static uint32_t launch_id(char **words)
+{
+    static _Thread_local uint32_t lost_id;
+    if (!number(words, "same_id", 0) || kernel_enables() >= lost_until)
+        return next_correlation();
+    lost_id = lost_id ? lost_id : next_correlation();
+    return lost_id;
+}
+
 static void launch_kernel(char **words, const char *name)
 {
     Times t = times(words, 1000);
     bool driver = number(words, "driver", 0);
-    uint32_t correlation = next_correlation(), id = (uint32_t)number(words, "cbid", driver ? 307 : 211);
+    uint32_t correlation = launch_id(words), id = (uint32_t)number(words, "cbid", driver ? 307 : 211);
     bool reversed = number(words, "reversed", 0); /* the kernel's record comes first, in another buffer */
     if (reversed)
         append_kernel(words, name, t, correlation, 0, 1);
@@ -154,15 +164,19 @@ static void launch_kernel(char **words, const char *name)
                     0);
     if (!reversed && number(words, "work", 1))
         append_kernel(words, name, t, correlation, 0, (int)number(words, "lane", 0));
+    int64_t wait = number(words, "wait_ns", 0), now = realtime(); /* cudaStreamSynchronize, on the same thread */
+    if (wait)
+        append_call(RUNTIME, 131, now - wait, now, next_correlation(), 0, 0);
 }
 
-/* nodes=N kernels; match=0: other ids than the launch, as before 13.1.1. */
+/* nodes=N kernels; match=0: other ids than the launch, as before 13.1.1; driver=1: by the driver's function. */
 static void launch_graph(char **words, const char *name)
 {
     Times t = times(words, 1000);
     int64_t nodes = number(words, "nodes", 1), ns = number(words, "ns", 1000);
     uint32_t correlation = next_correlation();
-    append_call(RUNTIME, 311, t.begin, t.end, correlation, 0, 0);
+    bool driver = number(words, "driver", 0);
+    append_call(driver ? DRIVER : RUNTIME, driver ? 514 : 311, t.begin, t.end, correlation, 0, 0);
     for (int64_t i = 0; i < nodes; i++) {
         Times node = {.start = t.start + i * ns, .stop = t.start + (i + 1) * ns};
         append_kernel(words, name, node, number(words, "match", 1) ? correlation : 0, (uint64_t)i + 1, 0);
@@ -182,11 +196,11 @@ static void capture_kernel(void)
 static void launch_unfinished(const char *what)
 {
     uint8_t record[256] = {0};
-    uint32_t kind = strcmp(what, "call") == 0 ? RUNTIME : KERNEL;
+    uint32_t kind = strcmp(what, "kernel") != 0 ? RUNTIME : KERNEL;
     if (!kind_on((int)kind))
         return;
     put32(record, 0, kind);
-    put32(record, 4, 165); /* cudaDeviceSynchronize */
+    put32(record, 4, 10); /* cudaFree */
     put64(record, kind == KERNEL ? 16 : 8, (uint64_t)realtime());
     put64(record, 104, (uint64_t)(uintptr_t)what);
     append(record, record_size(kind), INT64_MAX, 0);
@@ -237,15 +251,20 @@ static void launch_set(char **words)
     append(record, record_size(MEMSET), t.stop, 0);
 }
 
-/* sync TYPE [ns=N] [context=N] */
+/* sync TYPE [ns=N] [context=N] [driver=1] [cbid=N]: a record of the wait, or of the call of the function that waits. */
 static void synchronise(char **words)
 {
     int64_t now = realtime(), ns = number(words, "ns", 1000);
+    static const uint32_t IDS[2][5] = {{0, 137, 147, 131, 165}, {0, 121, 295, 126, 17}};
+    uint32_t driver = number(words, "driver", 0) != 0, type = (uint32_t)atoi(words[0]);
     uint8_t record[64] = {0};
-    if (!kind_on(SYNC))
+    if (!kind_on(SYNC)) {
+        uint32_t id = (uint32_t)number(words, "cbid", type < 5 ? IDS[driver][type] : 0);
+        append_call(driver ? DRIVER : RUNTIME, id, now - ns, now, next_correlation(), 0, 0);
         return;
+    }
     put32(record, 0, SYNC);
-    put32(record, 4, (uint32_t)atoi(words[0]));
+    put32(record, 4, type);
     put64(record, 8, (uint64_t)(now - ns));
     put64(record, 16, (uint64_t)now);
     put32(record, 28, (uint32_t)number(words, "context", 1));
@@ -368,7 +387,7 @@ static bool command(char **words)
     else if (strcmp(what, "lose") == 0)
         lost_until = kernel_enables() + atol(argument);
     else if (strcmp(what, "unfinished") == 0)
-        launch_unfinished(strcmp(argument, "call") == 0 ? "call" : "kernel");
+        launch_unfinished(argument);
     else if (strcmp(what, "secure") == 0)
         settings.secure = true;
     else if (strcmp(what, "version") == 0)

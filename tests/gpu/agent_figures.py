@@ -13,6 +13,8 @@
     python tests/gpu/agent_figures.py ends      # exits and kills while tracing (needs nvcc)
     python tests/gpu/agent_figures.py forks     # forked workers of a loader while tracing
     python tests/gpu/agent_figures.py endless   # a kernel that outlasts several windows
+    python tests/gpu/agent_figures.py waits     # waits that are longer than windows
+    python tests/gpu/agent_figures.py driver    # launches by the driver's functions (needs Triton)
     python tests/gpu/agent_figures.py cupti --cupti PATH  # another libcupti (needs nvcc)
     python tests/gpu/agent_figures.py overlap   # all-reduces beside compute and alone (needs two GPUs)
 
@@ -172,10 +174,22 @@ def queued(bench: Bench, _: float) -> None:
 
 
 def trace(bench: Bench, seconds: float) -> None:
-    """torch.profiler's trace has every kernel, without the agent and with it, whoever begins."""
-    for label, environment in (("without", None), ("with the agent, 1 s in 3 s", bench.environment(**THIRD))):
-        told, _ = bench.load("trace", "--seconds", str(seconds or 30), environment=environment)
-        say(f"{label}: {told['traced']} of {told['launched']} kernels in the trace; agent then: {told['agent']}")
+    """torch.profiler's trace has every kernel and wait, without the agent and with it, in a window or after one."""
+    agent = bench.environment(**THIRD)
+    for label, options, environment in (
+        ("without", (), None),
+        ("with the agent, 1 s in 3 s, from within a window", (), agent),
+        ("from between windows", ("--between",), agent),
+    ):
+        told, _ = bench.load("trace", "--seconds", str(seconds or 30), *options, environment=environment)
+        say_traced(label, told)
+
+
+def say_traced(label: str, told: Mapping[str, Any]) -> None:
+    say(
+        f"{label}: {told['traced']} of {told['launched']} kernels and {told['waits']} of {told['waited']} waits in the "
+        f"trace; agent then: {told['agent']}"
+    )
 
 
 THIRD = {"period_seconds": "3", "budget": "1"}
@@ -184,7 +198,7 @@ THIRD = {"period_seconds": "3", "budget": "1"}
 def late(bench: Bench, seconds: float) -> None:
     """The same where the profiler is at work already when the agent comes."""
     told, _ = bench.load("trace", "--seconds", str(seconds or 30), "--first", environment=bench.late(**THIRD))
-    say(f"the profiler first: {told['traced']} of {told['launched']} kernels in the trace; agent then: {told['agent']}")
+    say_traced("the profiler first", told)
 
 
 def idle(bench: Bench, _: float) -> None:
@@ -193,7 +207,7 @@ def idle(bench: Bench, _: float) -> None:
     core = str(max(os.sched_getaffinity(0)))
     ways: dict[str, Mapping[str, str] | None] = {
         "off": bench.environment(mode="off"),
-        "waiting": bench.environment(period_seconds="3600", window_seconds="0.01"),
+        "waiting": bench.environment(period_seconds="30", window_seconds="0.01"),
     }
     times: dict[str, list[float]] = {"without": [], **{way: [] for way in ways}}
     for _ in range(10):
@@ -201,7 +215,7 @@ def idle(bench: Bench, _: float) -> None:
             done = subprocess.run(
                 ["taskset", "-c", core, program],
                 env=ways.get(way),
-                input="200000\n100000\n",
+                input="2000000\n100000\n",  # the first window is within a quarter of a period: while these run
                 capture_output=True,
                 text=True,
                 check=True,
@@ -520,6 +534,21 @@ def endless(bench: Bench, seconds: float) -> None:
         )
 
 
+def waits(bench: Bench, seconds: float) -> None:
+    """Share of the time that a program waits, by its own clock and as the agent tells it, by the length of a wait."""
+    for length in (seconds,) if seconds else (0.05, 0.4, 3):
+        environment = bench.environment(period_seconds="3", budget="1")
+        told, _ = bench.load("waits", "--seconds", str(length), environment=environment)
+        say(f"waits of {length} s: {told}")
+
+
+def driver(bench: Bench, seconds: float) -> None:
+    """Kernels launched by the driver's functions: from the second window on their launches are known."""
+    environment = bench.environment(period_seconds="2", budget="1")
+    told, _ = bench.load("driver_launches", "--seconds", str(seconds or 15), environment=environment)
+    say(f"driver: {told}")
+
+
 def cupti(bench: Bench, _: float) -> None:
     """Launches counted through the libcupti that is named, which is loaded before any other."""
     program = bench.program("launches")
@@ -571,7 +600,7 @@ FIGURES = {
     figure.__name__: figure
     for figure in (
         *(counts, queued, trace, late, idle, cost, periods, lasting, graphs, replays, ends, forks),
-        *(endless, cupti, overlap),
+        *(endless, waits, driver, cupti, overlap),
     )
 }
 

@@ -45,6 +45,15 @@ def wait_until_tracing() -> None:
         agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.TRACING, 60)
 
 
+def wait_for_window() -> None:
+    """Until the agent has published one."""
+    path = own_file()
+    if path is not None:
+        agent_file.wait_for(
+            path, lambda s: s.header.windows_published > 0 and s.state[0] == agent_file.State.WAITING, 60
+        )
+
+
 def known_work() -> Callable[[], dict[str, int]]:
     """Launches, matrix products and copies of which it answers how many."""
     x = torch.randn(1024, device="cuda")
@@ -104,16 +113,19 @@ def profiled(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def trace(args: argparse.Namespace) -> dict[str, Any]:
-    """A trace of torch.profiler that lasts over several of the agent's windows: how many kernels it has.
+    """A trace of torch.profiler that lasts over several of the agent's windows: how many kernels and waits it has.
 
-    It begins while the agent traces, or (`--first`) before the agent, which is started in the middle of it.
+    It begins while the agent traces, or (`--between`) after a window of the agent's, or (`--first`) before the agent,
+    which is started in the middle of it.
     """
     x = torch.randn(1 << 22, device="cuda")
     x.mul_(1.0)
     torch.cuda.synchronize()
     agent = late_agent() if args.first else None
     wait_until_tracing()
-    launched = 0
+    if args.between:
+        wait_for_window()
+    launched = waited = 0
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         if agent is not None:
             agent.gpu_hpc_agent_start()
@@ -122,15 +134,16 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
             for _ in range(100):
                 x.mul_(1.0)
             torch.cuda.synchronize()
-            launched += 100
+            launched, waited = launched + 100, waited + 1
             time.sleep(0.01)
     traced = sum(count for count, _ in by_kernel(profiler).values())
+    waits = sum(event.name == "cudaDeviceSynchronize" for event in profiler.events())
     path = own_file()
     state = []
     if path is not None:
         paused = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.PAUSED, 60)
         state = [str(s) for s in paused.state]
-    return {"launched": launched, "traced": traced, "agent": state}
+    return {"launched": launched, "traced": traced, "waited": waited, "waits": waits, "agent": state}
 
 
 def late_agent() -> ctypes.CDLL | None:
@@ -269,6 +282,44 @@ def workers(args: argparse.Namespace) -> dict[str, Any]:
     torch.cuda.synchronize()
     files = len(list(Path(os.environ.get("GPU_HPC_AGENT_DIRECTORY", "")).glob("*.shm")))
     return {"batches": batches, "files": files}
+
+
+def waits(args: argparse.Namespace) -> dict[str, Any]:
+    """A kernel of so many seconds and the wait for it, again and again: what the agent tells of the waits."""
+    x = torch.randn(1024, device="cuda")
+    x.mul_(1.0)
+    torch.cuda.synchronize()
+    wait_until_tracing()
+    path = own_file()
+    assert path is not None
+    begin, waited, number = time.monotonic(), 0.0, 0
+    while time.monotonic() - begin < 15:
+        torch.cuda._sleep(int(args.seconds * CYCLES_PER_SECOND))  # noqa: SLF001  as above
+        before = time.monotonic()
+        torch.cuda.synchronize()
+        waited, number = waited + time.monotonic() - before, number + 1
+    share = waited / (time.monotonic() - begin)
+    device = agent_file.read(path).device()
+    told = sum(device.sync_ns) / max(1, device.traced_ns)
+    return {"waits": number, "share": share, "told": told, **header_of(path)}
+
+
+def driver_launches(args: argparse.Namespace) -> dict[str, Any]:
+    """Kernels of Triton's, which the driver's functions launch: how many have a launch-to-start time."""
+    # Here, since this load alone needs Triton.
+    from gpu.l2_reads import read_repeatedly  # noqa: PLC0415  as said
+
+    source = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    read_repeatedly(source)
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        read_repeatedly(source)
+        torch.cuda.synchronize()
+    path = own_file()
+    assert path is not None
+    slots = agent_file.read(path).slots()
+    executions, latencies = sum(k.executions for k in slots), sum(k.latency_count for k in slots)
+    return {"executions": executions, "latencies": latencies, **header_of(path)}
 
 
 def endless(args: argparse.Namespace) -> dict[str, Any]:
@@ -415,12 +466,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--profile", action="store_true", help="ask torch.profiler, not the agent")
     parser.add_argument("--first", action="store_true", help="trace: the profiler begins before the agent")
+    parser.add_argument("--between", action="store_true", help="trace: the profiler begins after one of its windows")
     args = parser.parse_args()
     json.dump(WHAT[args.what](args), sys.stdout)
 
 
 WHAT: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    **{work.__name__: work for work in (counts, blocks, lasting, trace, queued, reduce, workers, endless)},
+    **{work.__name__: work for work in (counts, blocks, lasting, trace, queued, reduce, workers, waits, endless)},
+    "driver_launches": driver_launches,
     "profile": profiled,
 }
 

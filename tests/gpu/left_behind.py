@@ -1,0 +1,115 @@
+"""What CUPTI leaves behind: time per operation before kinds of its records were enabled, and after they were disabled.
+
+    python tests/gpu/left_behind.py
+
+Needs PyTorch with CUDA and a C compiler. A process each for every set of kinds, three times; they start together, since
+PyTorch takes seconds to import, and measure one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+KERNELS, COPIES, WAITS, RUNTIME, DRIVER = (10,), (1, 22, 2), (38,), (5,), (4,)
+"""CUpti_ActivityKind."""
+SETS: dict[str, tuple[int, ...]] = {
+    "none: callbacks registered": (),
+    "kernels": KERNELS,
+    "kernels, copies, sets": (*COPIES, *KERNELS),
+    "kernels, the runtime's launches": (*RUNTIME, *KERNELS),
+    "kernels, copies, sets, the runtime's launches": (*RUNTIME, *COPIES, *KERNELS),
+    "the same and the driver's launches": (*RUNTIME, *DRIVER, *COPIES, *KERNELS),
+    "the same and synchronisation": (*RUNTIME, *DRIVER, *WAITS, *COPIES, *KERNELS),
+}
+WINDOWS, TIMES = 3, 3
+CHUNK = 5000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", nargs=3, metavar=("LIBRARY", "LOCK", "SET"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        measure(*args.measure)
+        return
+    say("| enabled in three windows | before, us | after, us | more, ns: median (all) |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory:
+        library = Path(directory) / "left_behind.so"
+        source = Path(__file__).with_suffix(".c")
+        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", library, source, "-ldl"], check=True)
+        for name in SETS:
+            command = [sys.executable, __file__, "--measure", str(library), f"{directory}/lock", name]
+            processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(TIMES)]
+            pairs = [tuple(map(float, process.communicate()[0].split())) for process in processes]
+            more = sorted(round(1000 * (after - before)) for before, after in pairs)
+            befores, afters = (statistics.median(values) for values in zip(*pairs, strict=True))
+            say(f"| {name} | {befores:.2f} | {afters:.2f} | {statistics.median(more)} ({more}) |")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  the program's output
+
+
+def measure(library: str, lock: str, name: str) -> None:
+    """Say the least microseconds an operation before the kinds were ever enabled, and after windows of them."""
+    # Here, since the parent needs no GPU, and must not hold one.
+    import torch  # noqa: PLC0415  as said
+
+    x = torch.randn(1024, device="cuda")
+
+    def work(seconds: float) -> float:
+        """Microseconds an operation, of the fastest chunk."""
+        least, end = float("inf"), time.monotonic() + seconds
+        while time.monotonic() < end:
+            begin = time.perf_counter()
+            for _ in range(CHUNK):
+                x.mul_(1.0)
+            torch.cuda.synchronize()
+            least = min(least, (time.perf_counter() - begin) / CHUNK * 1e6)
+        return least
+
+    x.mul_(1.0)
+    torch.cuda.synchronize()
+    with Path(lock).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        work(1)
+        before = work(1.6)
+        cupti = ctypes.CDLL(library)
+        if cupti.attach(cupti_of_torch().encode()):
+            sys.exit("left_behind: libcupti cannot be used")
+        for _ in range(WINDOWS if SETS[name] else 0):
+            window(cupti, SETS[name], lambda: work(0.1))
+        say(f"{before} {work(1.6)}")
+
+
+def window(cupti: ctypes.CDLL, kinds: tuple[int, ...], work: Callable[[], float]) -> None:
+    """Enable the kinds, as the agent does, and disable them."""
+    for kind in kinds:
+        cupti.on(kind)
+        if kind in (*RUNTIME, *DRIVER):
+            cupti.others(kind, 0)
+    work()
+    for kind in reversed(kinds):
+        cupti.off(kind)
+    cupti.flushed()
+
+
+def cupti_of_torch() -> str:
+    """The library that PyTorch has loaded."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/libcupti.so" in line:
+            return line.split()[-1]
+    sys.exit("left_behind: this PyTorch has not loaded libcupti")
+
+
+if __name__ == "__main__":
+    main()
