@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -208,12 +208,8 @@ def _place(problem: str) -> tuple[list[str], list[str]]:
     return keys, [unknown[1]] if unknown else []
 
 
-def _suggestion(kind: type[msgspec.Struct], section: list[str], key: str) -> str:
-    struct: type[msgspec.Struct] | None = kind
-    for name in section:
-        found = get_type_hints(struct).get(name) if struct is not None else None
-        # Of a list's or an optional section's type, what is in it.
-        struct = next((one for one in (found, *get_args(found)) if _is_struct(one)), None)
+def _suggestion(kind: type[msgspec.Struct], section: Sequence[str], key: str) -> str:
+    struct = next((part for part in _type_of(kind, section) if _is_struct(part)), None)
     if struct is None:  # a key that looks like a message of msgspec's
         return ""
     known = _keys_of(struct)
@@ -223,13 +219,27 @@ def _suggestion(kind: type[msgspec.Struct], section: list[str], key: str) -> str
 
 def _description(kind: type[msgspec.Struct], keys: Sequence[str]) -> str:
     """What a key takes, in the words of its type: a regular expression is no answer to everybody. "" without any."""
-    struct: Any = kind
-    for name in keys[:-1]:
-        struct = get_type_hints(struct).get(name)
-        if not _is_struct(struct):
-            return ""
-    hint = get_type_hints(struct, include_extras=True).get(keys[-1])
-    return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
+    metas = (part for part in _type_of(kind, keys) if isinstance(part, msgspec.Meta))
+    return next((meta.description for meta in metas if meta.description), "")
+
+
+def _type_of(kind: type[msgspec.Struct], keys: Sequence[str]) -> list[Any]:
+    """The type of what stands at a key, with all that it is made of; nothing for a key that there is not.
+
+    What is in a list or may be absent has no key of its own.
+    """
+    parts: list[Any] = [kind]
+    for key in keys:
+        struct = next((part for part in parts if _is_struct(part)), None)
+        fields = () if struct is None else msgspec.structs.fields(struct)
+        parts = next((list(_parts(field.type)) for field in fields if field.encode_name == key), [])
+    return parts
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    yield hint
+    for inner in get_args(hint):
+        yield from _parts(inner)
 
 
 def _is_struct(kind: object) -> bool:
