@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from gpu_hpc_exporter.logs import SeldomLog
@@ -198,6 +199,7 @@ class Connections:
 
     def __init__(self, server: web.Server, fresh_rules: Callable[[], Awaitable[Rules]]) -> None:
         self._server = server
+        server.request_factory = _in_a_version_of_ours(server.request_factory)
         self._fresh_rules = fresh_rules
         self._loop = asyncio.get_running_loop()
         self._limit = _limit()
@@ -318,6 +320,17 @@ class Connections:
             self._count -= 1
         if not of_peer:
             self._peers.pop(connection.peer, None)
+
+
+def _in_a_version_of_ours(make: Callable[..., web.BaseRequest]) -> Callable[..., web.BaseRequest]:
+    """Take HTTP/0.9 and HTTP/2.0 for the last request of HTTP/1.1: aiohttp would answer as if it spoke them."""
+
+    def make_request(message: RawRequestMessage, *more: Any) -> web.BaseRequest:
+        if message.version not in (HttpVersion10, HttpVersion11):
+            message = message._replace(version=HttpVersion11, should_close=True)
+        return make(message, *more)
+
+    return make_request
 
 
 def _drop_one(connections: Iterable[Connection], min_age_s: float) -> bool:

@@ -132,12 +132,16 @@ class Site:
         assert not self._thread.is_alive()
 
     def send(self, data: bytes, *, is_last: bool = False) -> bytes:
-        """All that is answered until the server closes, as it does once it knows that nothing more is to come."""
+        """All that is answered until the server closes.
+
+        is_last: the server is told that nothing more is to come, once it has had the time for an honest request.
+        """
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
             answer = b""
             with suppress(ConnectionError):
                 connection.sendall(data)
                 if is_last:
+                    assert self.is_healthy()
                     connection.shutdown(socket.SHUT_WR)
                 while more := connection.recv(1 << 16):
                     answer += more
@@ -200,6 +204,7 @@ PARTS = (
 @example(b"GET //[/ HTTP/1.1\r\nHost: x\r\n\r\n")
 @example(b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n")
 @example(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+@example(b"POST /-/x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 def test_bytes(site: Site, caplog: pytest.LogCaptureFixture, data: bytes) -> None:
     """Any bytes: answers that are whole, or an end; nothing that reads as a fault of ours."""
     caplog.clear()
@@ -208,6 +213,15 @@ def test_bytes(site: Site, caplog: pytest.LogCaptureFixture, data: bytes) -> Non
     assert b"aiohttp" not in answer.partition(b"\r\n\r\n")[0]  # nor what it is made of
     assert site.is_healthy()
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("version", [b"", b" HTTP/0.9", b" HTTP/2.0"])
+def test_versions_that_nobody_speaks_here(site: Site, version: bytes) -> None:
+    """Are answered in one that is spoken, once: a server must not send a version that it does not speak (RFC 9110)."""
+    head, _, body = site.send(b"GET /-/healthy%s\r\nHost: x\r\n\r\n" % version).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nConnection: close" in head
+    assert body == b"healthy\n"
 
 
 QUERIES = foreign(
