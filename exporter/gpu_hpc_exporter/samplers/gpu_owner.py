@@ -132,21 +132,20 @@ class GpuOwner:
     def _tick(self) -> bool:
         """One beat. All that has to happen on it is the sample: ten times a second every cache has gone cold."""
         now_ns = time.monotonic_ns()
+        is_due = now_ns >= self._publish_due_ns
         try:
             self._sample(now_ns)
-            if now_ns >= self._publish_due_ns:
+            if is_due or self._pace.is_watched():
                 for row in self._rows:
-                    self._read(row, now_ns)
+                    if is_due:
+                        self._read(row, now_ns)
                     self._begin_call("GPM metrics")
                     self._publish(row, now_ns)
+            if is_due:
                 # The first window is published at once, later ones once a second.
                 first = self._publish_due_ns == 0
                 self._publish_due_ns = now_ns + (self._interval_ns if first else PUBLISH_PERIOD_NS)
                 self._keep_pace(now_ns)
-            elif self._pace.is_watched():
-                self._begin_call("GPM metrics")
-                for row in self._rows:
-                    self._publish(row, now_ns)
         except DriverCallError as error:
             self._lose(error.name)
             return False
