@@ -138,7 +138,7 @@ class AgentWriter:
         self.write(layout.OVERFLOW_OFFSET, b"".join(kernel.pack(0) for kernel in self.overflow))
         self.write(layout.STRINGS_OFFSET, strings)
         devices = [
-            layout.DEVICE.pack(bytes.fromhex(uuid.partition("-")[2].replace("-", "")), 1, 0, *counters)
+            struct.pack("<16sII182Q", bytes.fromhex(uuid.partition("-")[2].replace("-", "")), 1, 0, *counters)
             for uuid, counters in zip(self.uuids, self.devices, strict=True)
         ]
         self.write(layout.DEVICE_OFFSET, b"".join(devices))

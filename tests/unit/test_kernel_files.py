@@ -71,7 +71,8 @@ def test_an_honest_file(folder: Folder) -> None:
     assert reading is not None
     assert reading.names == [(0, b"gemm")]
     ((index, uuid, counters),) = reading.devices
-    assert (index, uuid, counters[layout.D_TRACED]) == (0, G0.uuid[4:].replace("-", ""), 10**9)
+    traced_ns = layout.unpack_lanes(counters, layout.COUNTERS)[layout.D_TRACED]
+    assert (index, uuid, traced_ns) == (0, G0.uuid[4:].replace("-", ""), 10**9)
     writer.state = "tracing"
     writer.beat()
     ((file, reading),) = folder.scan()

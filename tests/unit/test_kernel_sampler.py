@@ -588,11 +588,12 @@ def test_files_that_are_not_their_processes(node: Node) -> None:
     assert node.look().one("gpu_hpc_agents", state="waiting") == 1
 
 
-@pytest.mark.parametrize("lie", ["back", "huge", "device back", "device huge"])
+@pytest.mark.parametrize("lie", ["back", "huge", "device back", "last of device back", "device huge"])
 def test_counters_that_lie(node: Node, lie: str) -> None:
     """No counter goes back or leaps by centuries: the file is rejected, what it told until then stays."""
     node.jobs("bert")
     writer = node.agent()
+    writer.add(layout.COUNTERS - 1, 2)
     run(writer, {b"gemm": (10, 1000)})
     node.look()
     kernel = writer.kernel(b"gemm")
@@ -605,6 +606,8 @@ def test_counters_that_lie(node: Node, lie: str) -> None:
             kernel.ns = 1 << 63
         case "device back":
             writer.devices[0][layout.D_TRACED] = 5
+        case "last of device back":
+            writer.add(layout.COUNTERS - 1, -1)
         case _:
             writer.add(layout.D_BUSY, 1 << 62)
     writer.beat()

@@ -78,8 +78,6 @@ _COPIES: Final[Mapping[CopyKind, int]] = {
     * (layout.DIRECTIONS.index(kind.split("_")[0]) * len(layout.MEMORIES) + layout.MEMORIES.index(kind.split("_")[1]))
     for kind in COPY_KINDS
 }
-_NO_COUNTERS: Final = (0,) * 182
-_MAX_COUNTER: Final = 1 << 60
 _MAX_SQUARED: Final = 1e29
 """ns^2 that a kernel may deviate between two reports: an execution of a day has 1e28, recordings take up to 1e30."""
 _CUTS: Final = tuple(
@@ -175,7 +173,7 @@ class Pair:
         self.named: list[Kernel] = []
         self.tallies: dict[Category, Tally] = {}
         self.rest = Kernel(self, OTHER, "other")
-        self.device = list(_NO_COUNTERS)
+        self.device = 0
         self.traced_ns = 0
         self.files = 0
 
@@ -225,9 +223,9 @@ class _Account:
     table: bytes = b""
     busy: array[int] = field(default_factory=lambda: array("Q"))
     overflow: list[int] = field(default_factory=lambda: [0] * layout.DEVICES)
-    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    devices: dict[int, int] = field(default_factory=dict)
     window: int = 0
-    latest: dict[Kernel, list[int]] = field(default_factory=dict)
+    latest: dict[Kernel, tuple[int, int, int]] = field(default_factory=dict)
     latest_until_ns: int = 0
     history: History = field(default_factory=History)
     slower: dict[Kernel, float] = field(default_factory=dict)
@@ -268,6 +266,7 @@ class KernelLedger:
             if file.is_old:
                 # What was counted before this exporter began belongs to the one before it.
                 _adopt(account, reading, file.windows)
+        account.table = account.table.ljust(len(reading.table), b"\0")  # new slots stood at 0
         self._settle(account, reading, place)
         has_joined = self._resolve(account, reading, name_of)
         self._add_devices(account, reading)
@@ -378,16 +377,13 @@ class KernelLedger:
 
     def _add_devices(self, account: _Account, reading: Reading) -> None:
         for index, _, counters in reading.devices:
-            before = account.devices.get(index, _NO_COUNTERS)
+            gain = counters - account.devices.get(index, 0)
             account.devices[index] = counters
-            if counters == before:
-                continue
-            gains = [now - was for now, was in zip(counters, before, strict=True)]
-            if min(gains) < 0 or max(counters) >= _MAX_COUNTER:
+            if (counters | gain) & layout.DEVICE_HIGH:
                 raise LyingError
             pair = account.places.get(index)
             if pair is not None:
-                pair.device = [have + gain for have, gain in zip(pair.device, gains, strict=True)]
+                pair.device += gain
 
     def _add_kernels(self, account: _Account, reading: Reading, file: AgentFile) -> None:
         """Add what each group has gained. A counter of it that goes back leaves the highest bits of its lane set.
@@ -480,7 +476,7 @@ class _Gains:
 
 
 def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: bool) -> GpuActivity:
-    counters, pair.device = pair.device, list(_NO_COUNTERS)
+    counters, pair.device = layout.unpack_lanes(pair.device, layout.COUNTERS), 0
     pair.traced_ns += counters[layout.D_TRACED]
     kernels = {kernel.name: _amount(kernel, gains.named.get(kernel, 0)) for kernel in pair.named}
     kernels[OTHER] = _amount(pair.rest, gains.rest)
@@ -490,7 +486,7 @@ def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: b
         if (found := _pattern(kernel, now_ns, now.slower.get(kernel, 0.0), is_shared=is_shared)) is not None
     }
     told = {kernel.name: now.latest[kernel] for kernel in pair.named if kernel in now.latest}
-    queue = tuple(counters[layout.D_QUEUE_BUCKETS : layout.D_QUEUE_BUCKETS + DURATION_BUCKETS])
+    queue = counters[layout.D_QUEUE_BUCKETS : layout.D_QUEUE_BUCKETS + DURATION_BUCKETS]
     return GpuActivity(
         pair.uuid,
         pair.job,
@@ -510,7 +506,7 @@ def _row(table: bytes, slot: int) -> int:
 
 
 def _total(table: bytes, cuts: Iterable[slice]) -> int:
-    """The sum of these rows; one that a table does not have yet is 0."""
+    """The sum of these rows."""
     to_int: Callable[[bytes, Literal["little"]], int] = int.from_bytes
     order: repeat[Literal["little"]] = repeat("little")
     return sum(map(to_int, map(table.__getitem__, cuts), order))
@@ -540,7 +536,7 @@ def _with_rows_of(old: bytes, new: bytes, slots: Iterable[int]) -> bytes:
     table = bytearray(new)
     for slot in slots:
         cut = _CUTS[slot]
-        table[cut] = old[cut] or bytes(layout.LANES_SIZE)
+        table[cut] = old[cut]
     return bytes(table)
 
 
@@ -568,28 +564,32 @@ def _add_details(account: _Account, kernel: Kernel, slots: Iterable[int], table:
 
     Of the executions since the look before: a kernel that gets other sizes of data has another mean, and no jitter.
     """
-    size, known, unpack, unpack_spread = layout.KERNEL_SIZE, len(account.table), *_UNPACKERS
-    seen = kernel.seen
-    for start in (slot * size for slot in slots):
-        executions, ns, squared, window, longest_ns, latency_ns, count = unpack(table, start)
-        was, was_ns, was_squared = unpack_spread(account.table, start) if start < known else (0, 0, 0.0)
-        if executions == was or not executions:
+    starts = [slot * layout.KERNEL_SIZE for slot in slots]
+    after = map(layout.DETAILS.unpack_from, repeat(table), starts)
+    before = map(layout.SPREAD.unpack_from, repeat(account.table), starts)
+    # All in local variables: a look has ten thousand of these slots.
+    seen, last = kernel.seen, account.window
+    deviation_ns2, steady, steady_ns2 = kernel.deviation_ns2, seen.steady, seen.steady_ns2
+    latency_ns, count, longest_ns = account.latest.get(kernel, (0, 0, -1))
+    for now, (was, was_ns, was_squared) in zip(after, before, strict=True):
+        executions, ns, squared, window, slot_longest_ns, slot_latency_ns, slot_count = now
+        if executions <= was:
             continue
         gain_ns = ns - was_ns
         gain = squared - was_squared - gain_ns * (gain_ns / (executions - was))
         gain = gain if 0 < gain < _MAX_SQUARED else 0.0
-        kernel.deviation_ns2 = min(kernel.deviation_ns2 + gain, _MAX_SQUARED)
+        deviation_ns2 += gain
         if executions >= MIN_GROUP:
-            seen.steady += executions - was
-            seen.steady_ns2 += gain
-        if window == account.window:
-            have = account.latest.setdefault(kernel, [0, 0, 0])
-            have[0] += latency_ns
-            have[1] += count
-            have[2] = max(have[2], longest_ns)
-
-
-_UNPACKERS: Final = (layout.DETAILS.unpack_from, layout.SPREAD.unpack_from)
+            steady += executions - was
+            steady_ns2 += gain
+        if window == last:
+            latency_ns += slot_latency_ns
+            count += slot_count
+            longest_ns = max(longest_ns, slot_longest_ns)
+    kernel.deviation_ns2 = min(deviation_ns2, _MAX_SQUARED)
+    seen.steady, seen.steady_ns2 = steady, steady_ns2
+    if longest_ns >= 0:
+        account.latest[kernel] = (latency_ns, count, longest_ns)
 
 
 def _compare(account: _Account, now_ns: int) -> None:
@@ -620,7 +620,7 @@ def _by_time(kernel: Kernel) -> tuple[int, str, str]:
 
 
 def _amount(kernel: Kernel, gain: int) -> KernelAmount:
-    lanes = layout.unpack_lanes(gain)
+    lanes = layout.unpack_lanes(gain, layout.LANES)
     executions, launches, ns = lanes[layout.L_EXECUTIONS], lanes[layout.L_LAUNCHES], lanes[layout.L_NS]
     deviation, kernel.deviation_ns2 = kernel.deviation_ns2, 0.0
     kernel.seen.executions += executions
@@ -631,17 +631,16 @@ def _amount(kernel: Kernel, gain: int) -> KernelAmount:
 
 
 def _durations(gain: int) -> Durations:
-    lanes = layout.unpack_lanes(gain)
-    return Durations(lanes[layout.L_NS], tuple(lanes[layout.L_BUCKETS : layout.L_BUCKETS + DURATION_BUCKETS]))
+    lanes = layout.unpack_lanes(gain, layout.LANES)
+    return Durations(lanes[layout.L_NS], lanes[layout.L_BUCKETS : layout.L_BUCKETS + DURATION_BUCKETS])
 
 
-def _copies(counters: list[int], start: int) -> CopyAmount:
-    buckets = counters[start + layout.C_BUCKETS : start + layout.C_BUCKETS + layout.COPY_BUCKETS]
+def _copies(counters: tuple[int, ...], start: int) -> CopyAmount:
     return CopyAmount(
         counters[start + layout.C_BYTES],
         counters[start + layout.C_NS],
         counters[start + layout.C_API_NS],
-        tuple(buckets),
+        counters[start + layout.C_BUCKETS : start + layout.C_BUCKETS + layout.COPY_BUCKETS],
     )
 
 

@@ -130,10 +130,11 @@ class AgentFile:
 class Reading:
     """A consistent copy of a file's counters: rows of its kernels, and of those that have no name, one a device.
 
-    names: device and mangled name of each slot that is new; devices: index, UUID in hex and counters of those in use.
+    names: device and mangled name of each slot that is new; devices: index, UUID in hex and counters, as one integer,
+    of those in use.
     """
 
-    devices: list[tuple[int, str, tuple[int, ...]]]
+    devices: list[tuple[int, str, int]]
     table: bytes
     overflow: bytes
     names: list[tuple[int, bytes]]
@@ -396,10 +397,10 @@ def _copy(descriptor: int, file: AgentFile, status: Status) -> Reading:
     data = _exactly(descriptor, layout.DEVICES * layout.DEVICE_SIZE, layout.DEVICE_OFFSET)
     devices = []
     for index in range(layout.DEVICES):
-        place = index * layout.DEVICE_SIZE
-        if any(data[place + layout.USED : place + layout.USED + 4]):
-            uuid, _, _, *counters = layout.DEVICE.unpack_from(data, place)
-            devices.append((index, uuid.hex(), tuple(counters)))
+        device = data[index * layout.DEVICE_SIZE : (index + 1) * layout.DEVICE_SIZE]
+        if any(device[layout.USED : layout.USED + 4]):
+            counters = int.from_bytes(device[layout.COUNTERS_OFFSET :], "little")
+            devices.append((index, device[: layout.USED].hex(), counters))
     return Reading(devices, table, overflow, _names(descriptor, file.kernels, table, status))
 
 

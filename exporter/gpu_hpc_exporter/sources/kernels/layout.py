@@ -7,7 +7,6 @@ them be added up as one large integer (`lanes`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final
 
 MAGIC: Final = b"GPUHPCAG"
@@ -69,9 +68,10 @@ REASONS: Final = (
     "windows_discarded",
 )
 
-DEVICE: Final = struct.Struct("<16sII182Q")
-"""uuid, used, padding, counters."""
 USED: Final = 16
+"""After a device's UUID."""
+COUNTERS_OFFSET: Final = 24
+COUNTERS: Final = 182
 D_TRACED, D_DEVICE_TRACED, D_BUSY, D_COMPUTE, D_COMMUNICATION, D_COPY, D_OVERLAP = range(7)
 D_IDLE_HOST, D_IDLE_QUEUE, D_IDLE_OTHER = 7, 8, 9
 D_LAUNCH_API, D_QUEUE_NS, D_QUEUE_BUCKETS = 11, 13, 14
@@ -97,18 +97,11 @@ DETAILS: Final = struct.Struct("<40xQ8xQd96xQ16x3Q")
 SPREAD: Final = struct.Struct("<40xQ8xQd144x")
 """The first three of them."""
 
-_LANE: Final = (1 << 64) - 1
-ALL_LANES: Final = (1 << 64 * LANES) - 1
 HIGH: Final = sum(0xF << (64 * lane + 60) for lane in range(LANES) if lane != L_SQUARED)
 """No honest counter gets so far: 2^60 ns are 36 years. ns_squared is a double."""
-_UNPACK: Final = struct.Struct(f"<{LANES}Q")
+DEVICE_HIGH: Final = sum(0xF << (64 * lane + 60) for lane in range(COUNTERS))
 
 
-def lane(lanes: int, number: int) -> int:
-    """One counter out of a row."""
-    return lanes >> 64 * number & _LANE
-
-
-def unpack_lanes(lanes: int) -> Sequence[int]:
-    """All counters of a row."""
-    return _UNPACK.unpack((lanes & ALL_LANES).to_bytes(LANES_SIZE, "little"))
+def unpack_lanes(lanes: int, count: int) -> tuple[int, ...]:
+    """The first counters of a row."""
+    return struct.unpack(f"<{count}Q", (lanes & ((1 << 64 * count) - 1)).to_bytes(8 * count, "little"))
