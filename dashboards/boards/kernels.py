@@ -572,16 +572,17 @@ def _libraries() -> Json:
 def _agents() -> Json:
     return timeseries(
         "Agents of the node",
-        "Processes by the state of their agent (tracing and waiting are well), beside the processes that use a GPU, "
-        "each counted on each of its GPUs. Those without an agent are the difference.",
+        "Processes by the state of their agent (tracing and waiting are well), and those that have none, as where only "
+        "their launcher has one; beside all that use a GPU. A process counts on each of its GPUs, an agent once.",
         "short",
         query(f"sum by(state) (avg_over_time(gpu_hpc_agents{{{NODES}}}[{INTERVAL}]))", "{{state}}"),
+        query(f"sum(gpu_hpc_processes_without_agent{{{NODES}}})", "without"),
         query(f"sum(gpu_hpc_gpu_processes{{{NODES}}})", "GPU processes"),
         stack=True,
         decimals=0,
         noValue="No agent has told the exporter anything: see agent.directory in its configuration.",
         overrides=[
-            *colored(AGENT_STATES),
+            *colored({**AGENT_STATES, "without": "#e0b400"}),
             override(
                 "GPU processes",
                 color={"mode": "fixed", "fixedColor": "text"},

@@ -39,6 +39,7 @@ NOT_HERE = {
     "gpu_hpc_c2c_": "the recorded machine is no Grace",
     "gpu_hpc_driver_errors_total": "no driver call failed",
     "gpu_hpc_rejected_readings_total": "every reading could be true",
+    "gpu_hpc_processes_without_agent": "a recording has no processes to look up",
 }
 """Queries without data in the recording, each in a panel that has others."""
 OPENED: list[tuple[str, dict[str, Choice]]] = [
@@ -360,7 +361,7 @@ def test_kernel_dashboard_knows_every_category_pattern_and_state() -> None:
     ]
     (mapping,) = next(item["value"] for item in column["properties"] if item["id"] == "mappings")
     assert set(mapping["options"]) == set(get_args(Pattern))
-    assert colors(named(uid, "Agents of the node")) == {*AGENT_STATES, "GPU processes"}
+    assert colors(named(uid, "Agents of the node")) == {*AGENT_STATES, "without", "GPU processes"}
     for title in ("Bytes copied", "Copies", "Mean size of a copy"):
         assert colors(named(uid, title)) == {kind.replace("_", " ") for kind in COPY_KINDS}
 
