@@ -354,20 +354,65 @@ def test_b10_links_between_which_some_are_missing(start: Start) -> None:
         link 3 device 0 state 1 replay 2 crc_flit 7 recovery 0
         device 1 nvlink_links 2
         fault nvmlDeviceGetNvLinkState device 1 999 after_calls 4
+        device 2 nvlink_links 1
+        link 0 device 2 state 0 replay !3
         """
     )
-    samples = machine.wait_until_observed(0.2, 0, 1)
+    samples = machine.wait_until_observed(0.2, 0, 1, 2)
     uuid = uuid_of(0)
     assert samples.one("gpu_hpc_nvlink_links", uuid=uuid, state="present") == 3
     assert samples.one("gpu_hpc_nvlink_links", uuid=uuid, state="active") == 2
     errors = {dict(row)["error"]: count for row, count in samples.all("gpu_hpc_nvlink_errors_total", uuid=uuid).items()}
     assert errors == {"replay": 5, "recovery": 1, "crc_data": 0}
     assert samples.get("gpu_hpc_nvlink_received_bytes_total", uuid=uuid) == 0
+    # Counters of no link at all are no 0.
+    assert samples.get("gpu_hpc_nvlink_errors_total", uuid=uuid_of(2), error="replay") is None
     # The speed of one that is up holds for all that are there.
     assert samples.one("gpu_hpc_nvlink_bandwidth_limit_bytes_per_second", uuid=uuid) == pytest.approx(3 * 26.562e9)
     # A link that fails is no smaller number of links.
     assert samples.all("gpu_hpc_nvlink_links", uuid=uuid_of(1)) == {}
     assert samples.one("gpu_hpc_driver_errors_total", code="unknown") >= 1
+
+
+READS_OFTEN = """
+import sys
+from dataclasses import replace
+from gpu_hpc_exporter.sources.nvml import readings
+readings.BOARD_GROUPS = tuple(replace(group, period_ns=readings.SECOND) for group in readings.BOARD_GROUPS)
+from gpu_hpc_exporter import cli
+sys.exit(cli.main())
+"""
+
+
+def test_b10_a_link_that_comes_and_goes_brings_no_errors_but_new_ones(tmp_path: Path, library: Path) -> None:
+    """B10: while a link is down its counter may be missing: that takes no error back, and its return is none."""
+    down = "state 0 replay !3"
+
+    def links(*states: str) -> str:
+        lines = (f"link {link} device 0 {state}" for link, state in enumerate(states))
+        return "\n".join(("device 0 nvlink_links 3", *lines))
+
+    scenario = Scenario(tmp_path, library, links("replay 3", "replay 7", down))
+    with run_exporter(tmp_path, env=scenario.env, program=("-c", READS_OFTEN)) as exporter:
+
+        def after(count: float) -> float:
+            """The first other count."""
+            name = "gpu_hpc_nvlink_errors_total"
+            samples = exporter.wait_for(lambda s: s.get(name, error="replay") not in {None, count})
+            return samples.one(name, error="replay")
+
+        assert after(-1) == 10
+        scenario.rewrite(links("replay 4", down, down))
+        assert after(10) == 11
+        scenario.rewrite(links("replay 4", "replay 9", "replay 100"))
+        assert after(11) == 13
+        # One counter is set back.
+        scenario.rewrite(links("replay 0", "replay 9", "replay 101"))
+        assert after(13) == 14
+        scenario.rewrite(links("replay 1", f"replay {2**32 - 1}", "replay 101"))
+        exporter.wait_for(lambda s: s.get("gpu_hpc_nvlink_errors_total", error="replay") is None)
+        scenario.rewrite(links("replay 1", "replay 9", "replay 101"))
+        assert after(14) == 15
 
 
 @pytest.mark.parametrize("code", [13, 25])

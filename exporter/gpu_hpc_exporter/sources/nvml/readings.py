@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -71,21 +72,42 @@ _NVLINK_ERRORS: Final[tuple[tuple[int, Reading], ...]] = (
 _NO_LINK: Final = UNSUPPORTED | {pynvml.NVML_ERROR_NOT_FOUND}
 
 Values = dict[Reading, float]
+Counts = dict[int, int]
+"""A counter of each NVLink that tells it, by the link's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Readings that one driver call (or a few that belong together) delivers."""
+    """Readings that one driver call (or a few that belong together) delivers; of counts the table publishes the sum."""
 
     name: str
     period_ns: int
-    read: Callable[[Handle], Values]
+    read: Callable[[Handle], Mapping[Reading, float | Counts]]
 
 
 @dataclass(slots=True)
 class _Slot:
     group: Group
     due_ns: int = 0
+
+
+class _Sum:
+    """What several counters, not all of which tell each time, had at the first look and have gained since.
+
+    Their plain sum would fall when one is missing and later count anew all that this one has ever counted.
+    """
+
+    def __init__(self) -> None:
+        self._known: Counts = {}
+        self._total = 0
+
+    def advance(self, counts: Counts) -> int:
+        """The sum now. Nothing is gained by a counter that is seen for the first time later, or was set back."""
+        if not self._known:
+            self._total = sum(counts.values())
+        self._total += sum(max(0, count - self._known.get(link, count)) for link, count in counts.items())
+        self._known.update(counts)
+        return self._total
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +134,7 @@ class ReadingTable:
         self._label = label
         self._slots = [_Slot(group) for group in groups]
         self._kept: dict[str, Values] = {}
+        self._sums = defaultdict[Reading, _Sum](_Sum)
         self._doubted: set[Reading] = set()
 
     def read(self, now_ns: int) -> Pass:
@@ -126,7 +149,7 @@ class ReadingTable:
             slot.due_ns = now_ns + slot.group.period_ns
             self._on_call(name)
             try:
-                self._kept[name] = self._checked(slot.group.read(self._handle), problems)
+                self._kept[name] = self._checked(self._summed(slot.group.read(self._handle)), problems)
                 succeeded = True
             except pynvml.NVMLError as error:
                 self._kept.pop(name, None)
@@ -147,6 +170,20 @@ class ReadingTable:
             log.info("%s does not offer %s: its series are absent", self._label, slot.group.name)
         else:
             errors.append(failure.name)
+
+    def _summed(self, values: Mapping[Reading, float | Counts]) -> Values:
+        found: Values = {}
+        for reading, value in values.items():
+            if not isinstance(value, dict):
+                found[reading] = value
+            elif value:  # where no link tells, nobody knows the sum
+                found[reading] = self._sum(reading, value)
+        return found
+
+    def _sum(self, reading: Reading, counts: Counts) -> int:
+        """A count that cannot be true stands for the sum, which cannot either."""
+        wrong = [count for count in counts.values() if problem_of_reading(reading, count)]
+        return wrong[0] if wrong else self._sums[reading].advance(counts)
 
     def _checked(self, values: Values, problems: list[tuple[Reading, Problem]]) -> Values:
         good: Values = {}
@@ -340,27 +377,27 @@ def _c2c_limit(handle: Handle) -> Values:
     return {"c2c_limit_bytes_per_second": links * field_value(handle, pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW) * 1e6}
 
 
-def _nvlink_errors(handle: Handle) -> Values:
-    """Error counters, each summed over all links; one that an active link does not offer is absent."""
+def _nvlink_errors(handle: Handle) -> dict[Reading, Counts]:
+    """Error counters of all links that tell them; one that an active link does not offer is absent."""
     links = _nvlinks(handle)
-    sums = {reading: _nvlink_error_sum(handle, links, kind) for kind, reading in _NVLINK_ERRORS}
-    values: Values = {reading: total for reading, total in sums.items() if total is not None}
+    told = {reading: _nvlink_error_counts(handle, links, kind) for kind, reading in _NVLINK_ERRORS}
+    values = {reading: counts for reading, counts in told.items() if counts is not None}
     if not values:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return values
 
 
-def _nvlink_error_sum(handle: Handle, links: Mapping[int, bool], kind: int) -> int | None:
-    total = 0
+def _nvlink_error_counts(handle: Handle, links: Mapping[int, bool], kind: int) -> Counts | None:
+    counts: Counts = {}
     for link, is_active in links.items():
         try:
-            total += int(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, kind))
+            counts[link] = int(pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, kind))
         except pynvml.NVMLError as error:
             if error.value not in UNSUPPORTED:
                 raise
             if is_active:
                 return None
-    return total
+    return counts
 
 
 def _ecc(severity: int, scope: int, reading: Reading) -> Callable[[Handle], Values]:
