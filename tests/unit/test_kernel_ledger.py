@@ -81,6 +81,34 @@ def _play(path: Path, steps: list[Step], top_k: int) -> None:
     assert all(told[name.decode()] <= ran[name.decode()] for name in NAMES)
 
 
+def test_files_are_not_looked_at_together_after_a_stall(tmp_path: Path) -> None:
+    """A kernel that begins to run gets series when its file's slots are looked at, of one file after the other."""
+    ledger, files = KernelLedger(top_k=24), AgentFiles(tmp_path)
+    assert not [*files.scan()]
+    writers = [AgentWriter(tmp_path, pid, uuids=(G0.uuid,)) for pid in range(6)]
+    for writer in writers:
+        writer.kernels = [Kernel(b"always"), Kernel(b"late")]
+
+    def look(second: int, running: int) -> int:
+        for writer in writers:
+            for slot in range(running):
+                _run(writer, slot, 1)
+            writer.next_window()
+            writer.beat()
+        for file, reading in files.scan():
+            assert reading is not None
+            ledger.take(file, reading, partial(_place, f"job{file.pid}"), bytes.decode, second * NS)
+        told = ledger.report(second * NS, lambda *_: True, lambda *_: True)
+        return sum("late" in activity.kernels for activity in told)
+
+    before = [look(second, 1) for second in (*range(0, 40, 5), 100)]
+    after = [look(second, 2) for second in range(105, 135, 5)]
+    for writer in writers:
+        writer.end()
+    assert set(before) == {0}
+    assert after == [1, 2, 3, 4, 5, 6]
+
+
 def _place(job: str, uuid: str) -> tuple[str, str]:
     assert uuid == "00000000aaaabbbbcccc000000000000"
     return G0.uuid, job

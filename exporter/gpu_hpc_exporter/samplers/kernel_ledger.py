@@ -276,7 +276,8 @@ class KernelLedger:
         if has_joined or is_unserved or now_ns >= account.due_ns:
             _add_busy(account)
         if now_ns >= account.due_ns:
-            account.due_ns = now_ns + _MARK_NS
+            # In the phase that it had: after a stall too, not all files in one look.
+            account.due_ns = now_ns + _MARK_NS - (now_ns - account.due_ns) % _MARK_NS
             _compare(account, now_ns)
         file.must_read = bool(account.waiting)
         period_s = file.status.period_s if file.status is not None else 0.0
