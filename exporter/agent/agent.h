@@ -102,8 +102,8 @@ struct copy_place {
 /* Calls, that began in the window, and work; either side may come first. interval: see unions_add. is_edge: began
  * while kernels were being switched on or off, or failed, and counts only when its kernel was recorded. */
 void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end, bool is_edge);
-void pairs_graph(uint32_t correlation, uint64_t begin, uint64_t end);
-void pairs_copy_call(uint32_t correlation, uint64_t begin, uint64_t end);
+void pairs_graph(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end);
+void pairs_copy_call(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end);
 void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t start, uint32_t interval);
 void pairs_timeless_kernel(uint32_t correlation, uint32_t device); /* whose record has no valid times */
 void pairs_copy(uint32_t correlation, uint32_t device, struct copy_place place, uint32_t interval);
@@ -169,9 +169,12 @@ struct sums {
     uint64_t kept, dropped, invalid, unmatched;
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
-    uint64_t graphs; /* calls that launch one */
-    /* Of the window's second half: kernels, those of them whose launch is known, and nodes. */
-    uint64_t late_kernels, late_launched, late_nodes;
+    uint64_t graphs; /* calls that launch one, */
+    uint64_t edge_graphs; /* and those at the window's edges */
+    /* Kernels, launches that are known (those that found no kernel may have lost it here), and nodes of graphs. */
+    struct launched {
+        uint64_t kernels, launches, nodes;
+    } all, late; /* of the window, of its second half */
     /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
     uint64_t loose_graphs, loose_api_ns;
 };
@@ -182,6 +185,7 @@ void sums_api(uint32_t device, uint64_t ns, uint64_t calls);
 /* waiter: the thread that waits, or the context where calls are not recorded. */
 void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns);
 void sums_waiter(uint32_t waiter, uint32_t device);
+void sums_launched(uint64_t start); /* a kernel that started then has its launch */
 uint32_t sums_bucket(uint64_t ns);
 /* The device that work of unknown device is counted for: that with the most kernels, else the first used one. */
 uint32_t sums_main_device(void);

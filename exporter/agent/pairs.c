@@ -13,7 +13,7 @@ struct waiting {
     uint32_t correlation;
     uint32_t generation;   /* other than now: free */
     uint32_t slot, interval;
-    uint32_t thread;       /* of a launch */
+    uint32_t thread;       /* of a call */
     uint8_t side;          /* enum pair_side */
     uint8_t device;
     struct copy_place place;
@@ -55,6 +55,7 @@ static void expire(struct waiting *w)
 {
     uint32_t device = sums_main_device();
     if (w->side == PAIR_LAUNCH && !w->is_edge) {
+        sums_launched(w->end);
         sums.unmatched++;
         expired_launches++;
         open.launches--;
@@ -81,9 +82,11 @@ static struct waiting *place_of(uint32_t correlation)
     return w;
 }
 
-/* NULL: there are too many. */
+/* NULL: there are too many, or it is the number of a free place. */
 static struct thread *thread_of(uint32_t id)
 {
+    if (!id)
+        return NULL;
     uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
     for (uint32_t probe = 0; probe < THREADS; probe++) {
         struct thread *thread = &threads[(first + probe) % THREADS];
@@ -122,7 +125,7 @@ static void wait_in(struct waiting *w, struct waiting next)
 static void meet(uint32_t device, uint32_t slot, uint64_t start, uint32_t thread, uint64_t begin, uint64_t end,
                  uint32_t interval)
 {
-    sums.late_launched += start >= windows_middle();
+    sums_launched(start);
     sums_waiter(thread, device);
     sums_api(device, end - begin, 1);
     sums_latency(slot, device, start > end ? start - end : 0);
@@ -188,30 +191,33 @@ void pairs_timeless_kernel(uint32_t correlation, uint32_t device)
     wait_in(w, (struct waiting){.side = PAIR_TIMELESS_KERNEL, .correlation = correlation, .device = (uint8_t)device});
 }
 
-static void meet_copy(uint32_t device, struct copy_place place, uint64_t begin, uint64_t end, uint32_t interval)
+static void meet_copy(uint32_t device, struct copy_place place, uint32_t thread, uint64_t begin, uint64_t end,
+                      uint32_t interval)
 {
+    sums_waiter(thread, device);
     struct agent_copies *copies = &sums.devices[device].copies[place.direction][place.memory];
     copies->api_ns += end - begin;
     copies->api_calls++;
     unions_launched(interval, begin); /* a blocking call ends after its copy */
 }
 
-void pairs_copy_call(uint32_t correlation, uint64_t begin, uint64_t end)
+void pairs_copy_call(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end)
 {
     struct waiting *w = place_of(correlation);
     if (w->side == PAIR_COPY) {
-        meet_copy(w->device, w->place, begin, end, w->interval);
+        meet_copy(w->device, w->place, thread, begin, end, w->interval);
         w->side = PAIR_FREE;
         return;
     }
-    wait_in(w, (struct waiting){.side = PAIR_COPY_CALL, .correlation = correlation, .begin = begin, .end = end});
+    wait_in(w, (struct waiting){.side = PAIR_COPY_CALL, .correlation = correlation, .begin = begin, .end = end,
+                                .thread = thread});
 }
 
 void pairs_copy(uint32_t correlation, uint32_t device, struct copy_place place, uint32_t interval)
 {
     struct waiting *w = place_of(correlation);
     if (w->side == PAIR_COPY_CALL) {
-        meet_copy(device, place, w->begin, w->end, interval);
+        meet_copy(device, place, w->thread, w->begin, w->end, interval);
         w->side = PAIR_FREE;
         return;
     }
@@ -230,15 +236,17 @@ static struct waiting *graph_of(uint32_t correlation)
 
 static void trace_graph(struct waiting *w)
 {
+    sums_waiter(w->thread, w->device);
     sums.devices[w->device].graph_launches_traced++;
 }
 
-void pairs_graph(uint32_t correlation, uint64_t begin, uint64_t end)
+void pairs_graph(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end)
 {
     struct waiting *w = graph_of(correlation);
     if (w->has_call)
         return;
     w->has_call = true;
+    w->thread = thread;
     w->begin = begin;
     w->end = end;
     if (w->has_node) {
@@ -315,6 +323,8 @@ void pairs_close(void)
 {
     uint32_t device = sums_main_device();
     sums.unmatched += open.launches + open.kernels;
+    sums.all.launches += open.launches;
+    sums.late.launches += open.launches;
     sums.devices[device].graph_launches_untraced += open.graphs;
     sums_api(device, open.api_ns, open.api_calls);
     pairs_forget();

@@ -57,11 +57,10 @@ static void count_work(bool in_graph)
     sums.work += !in_graph;
 }
 
-/* Work of the window's second half was hardly launched before the window. */
-static void note_late(uint64_t start, bool in_graph)
+static void count_kernel(struct launched *part, bool in_graph)
 {
-    if (start >= windows_middle())
-        ++*(in_graph ? &sums.late_nodes : &sums.late_kernels);
+    part->nodes += in_graph;
+    part->kernels += !in_graph;
 }
 
 static void take_kernel(const uint8_t *record)
@@ -90,7 +89,9 @@ static void take_kernel(const uint8_t *record)
     uint32_t interval = unions_add(device, activity, start, end);
     if (!cupti_can_record_calls())
         return;
-    note_late(start, in_graph);
+    count_kernel(&sums.all, in_graph);
+    if (start >= windows_middle())
+        count_kernel(&sums.late, in_graph);
     if (!correlation)
         return;
     if (!in_graph)
@@ -206,16 +207,16 @@ static void take_call(const uint8_t *record, int kind)
         bool has_failed = u32_at(record, API_RESULT) != 0;
         pairs_launch(correlation, thread, begin, end, moment == MOMENT_EDGE || has_failed);
     } else if (call == CALL_COPY) {
-        pairs_copy_call(correlation, begin, end);
+        pairs_copy_call(correlation, thread, begin, end);
     } else if (call == CALL_CAPTURE) {
         pairs_capture(thread);
     } else if (moment == MOMENT_EDGE) {
-        return;
+        sums.edge_graphs += call == CALL_GRAPH;
     } else if (sync_type_of(call) >= 0) {
         sums_sync(thread, (uint32_t)sync_type_of(call), windows_waited(end - begin));
     } else if (windows_trust_graph_ids()) {
         sums.graphs++;
-        pairs_graph(correlation, begin, end);
+        pairs_graph(correlation, thread, begin, end);
     } else {
         sums.graphs++;
         sums.loose_graphs++;

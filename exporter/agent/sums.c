@@ -13,6 +13,11 @@ static struct {
     bool used, has_device;
     uint64_t ns[AGENT_SYNCS], calls[AGENT_SYNCS];
 } waiters[WAITERS];
+static uint32_t waiter_count;
+static struct {
+    uint32_t waiter, device;
+    bool is_known;
+} last; /* told by sums_waiter */
 
 static uint32_t last_main_device;
 
@@ -61,6 +66,7 @@ static int waiter_place(uint32_t id)
         if (!waiters[place].used) {
             waiters[place].used = true;
             waiters[place].id = id;
+            waiter_count++;
         }
         if (waiters[place].id == id)
             return (int)place;
@@ -81,16 +87,22 @@ void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns)
 
 void sums_waiter(uint32_t waiter, uint32_t device)
 {
-    static uint32_t last_waiter = UINT32_MAX, last_device;
-    if (waiter == last_waiter && device == last_device)
+    if (last.is_known && waiter == last.waiter && device == last.device)
         return;
     int place = waiter_place(waiter);
     if (place < 0)
         return;
     waiters[place].device = device;
     waiters[place].has_device = true;
-    last_waiter = waiter;
-    last_device = device;
+    last.waiter = waiter;
+    last.device = device;
+    last.is_known = true;
+}
+
+void sums_launched(uint64_t start)
+{
+    sums.all.launches++;
+    sums.late.launches += start >= windows_middle();
 }
 
 uint32_t sums_main_device(void)
@@ -124,6 +136,16 @@ uint64_t sums_queue_p95(void)
 
 /* ---- Adding to the file ---- */
 
+/* Threads come and go: a full table is begun anew. */
+static void renew_waiters(void)
+{
+    if (waiter_count < WAITERS)
+        return;
+    memset(waiters, 0, sizeof waiters);
+    waiter_count = 0;
+    last.is_known = false;
+}
+
 static void settle_waits(void)
 {
     uint32_t unknown = sums_main_device();
@@ -135,6 +157,7 @@ static void settle_waits(void)
             waiters[i].ns[type] = waiters[i].calls[type] = 0;
         }
     }
+    renew_waiters();
 }
 
 /* Graph launches whose nodes cannot be told apart: all have records, or none has. */
@@ -304,6 +327,7 @@ void sums_forget(void)
         memset(waiters[i].ns, 0, sizeof waiters[i].ns);
         memset(waiters[i].calls, 0, sizeof waiters[i].calls);
     }
+    renew_waiters();
     pairs_forget();
     settle_kernels(NULL, 0);
     reset(NULL);

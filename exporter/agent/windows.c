@@ -147,13 +147,21 @@ static int disable_calls(void)
     return error;
 }
 
-/* Whether work comes without a launch: then the driver's functions launch it. */
+/* Whether work comes without a launch: then the driver's functions launch it. Work of the window's second half was
+ * hardly launched before the window; one that ended before its middle is judged by all it had. Few kernels are judged
+ * with those of the windows before. What was dropped may be their launches. */
 static bool launches_by_driver(void)
 {
     enum { SOME = 8, SHARE = 20 };
-    uint64_t alone = sums.late_kernels - least(sums.late_launched, sums.late_kernels);
-    return cupti_can_record_calls() && ((alone >= SOME && alone * SHARE > sums.late_kernels) ||
-                                        (sums.late_nodes && !sums.graphs));
+    static uint64_t kernels, launches;
+    const struct launched *seen = window.end < windows_middle() ? &sums.all : &sums.late;
+    kernels += seen->kernels;
+    launches += seen->launches + sums.dropped;
+    uint64_t alone = kernels - least(launches, kernels);
+    bool are_some = alone >= SOME && alone * SHARE > kernels;
+    if (kernels >= SOME * SHARE)
+        kernels = launches = 0;
+    return cupti_can_record_calls() && (are_some || (seen->nodes && !sums.graphs && !sums.edge_graphs));
 }
 
 static bool knows_graphs(void) { return has_graphs || sums.nodes || sums.graphs; }
@@ -408,12 +416,19 @@ static uint64_t step_idle(uint64_t now)
 
 /* ---- Publishing ---- */
 
-/* What tracing costs a second of its time: kernel-agent.md, section 8. */
-static double cost_ratio(uint64_t traced_ns)
+/* As shares of the time: what tracing costs while it goes on (kernel-agent.md, section 8), and what each launch is slower by
+ * for the rest of the program's life, which no pause takes back (docs/benchmarks.md). */
+struct cost {
+    double tracing, left;
+};
+
+static struct cost cost_of(uint64_t traced_ns)
 {
-    double launches = (double)(sums.work + sums.graphs), nodes = (double)sums.nodes;
+    enum { LEFT_NS = 750, LEFT_WITH_DRIVER_NS = 1250 };
+    double launches = (double)(sums.work + sums.graphs), nodes = (double)sums.nodes, traced = (double)traced_ns;
     double cost_ns = 1000 * (launches * options.launch_cost_us + nodes * options.node_cost_us);
-    return traced_ns ? cost_ns / (double)traced_ns : 0;
+    double left_ns = launches * (with_driver ? LEFT_WITH_DRIVER_NS : LEFT_NS);
+    return traced_ns ? (struct cost){cost_ns / traced, left_ns / traced} : (struct cost){0};
 }
 
 static void note_schedule(double ratio, uint64_t length, uint64_t whole)
@@ -422,23 +437,23 @@ static void note_schedule(double ratio, uint64_t length, uint64_t whole)
     if (!file)
         return;
     file_begin();
-    file->header.overhead_ratio = ratio;
+    file->header.overhead_ratio = ratio < 1 ? ratio : 1;
     file->header.window_seconds = (double)length / 1e9;
     file->header.period_seconds = (double)whole / 1e9;
     file_end();
 }
 
 /* Longer pauses, never shorter windows. false: even the longest pause would cost too much. */
-static bool schedule(double cost, uint64_t length)
+static bool schedule(struct cost cost, uint64_t length)
 {
-    double wanted = (double)length * cost / options.budget;
+    double wanted = (double)length * cost.tracing / options.budget;
     /* A window that was made longer for a long queue is traced no larger a share of the time. */
     double share = (double)options.period_ns * ((double)window.length / (double)options.window_ns);
     period = share < (double)options.longest_period_ns ? (uint64_t)share : options.longest_period_ns;
     period = period > length ? period : length;
     if (wanted > (double)period)
         period = wanted < 1e18 ? (uint64_t)wanted : NEVER / 16;
-    note_schedule(cost * (double)length / (double)period, length, period);
+    note_schedule(cost.left + cost.tracing * (double)length / (double)period, length, period);
     double pause = (double)(period - length) * (0.75 + 0.5 * random_share());
     next_begin = window.closed + (uint64_t)pause;
     /* Work that waits longer than a window before it starts would look as if it waited less. */
@@ -463,7 +478,7 @@ static bool publish(const struct finished *finished)
     bool bad = are_times_bad();
     life_nodes += sums.nodes;
     has_graphs = knows_graphs();
-    uses_driver = uses_driver || launches_by_driver();
+    uses_driver = uses_driver || (finished->has_union && launches_by_driver());
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
     sums_publish(finished);
@@ -484,7 +499,7 @@ static void publish_window(void)
     struct finished finished = {.traced_ns = window.closed - mark.last_at, .from = mark.last_time,
                                 .closed = window.end, .has_union = with_kernels};
     pairs_close();
-    double cost = cost_ratio(finished.traced_ns);
+    struct cost cost = cost_of(finished.traced_ns);
     discards = 0;
     learn_patience(monotonic_ns() - window.closed);
     bool is_bad = publish(&finished);
@@ -653,10 +668,10 @@ static void publish_mark(bool complete, uint64_t now)
 {
     struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
                                 .has_union = complete && with_kernels, .continues = true};
-    double cost = cost_ratio(finished.traced_ns);
+    struct cost cost = cost_of(finished.traced_ns);
     bool is_poor = complete && with_kernels && repair_begins(now, true);
     bool is_bad = publish(&finished);
-    note_schedule(cost, finished.traced_ns, finished.traced_ns);
+    note_schedule(cost.left + cost.tracing, finished.traced_ns, finished.traced_ns);
     mark.last_time = mark.time;
     mark.last_at = mark.at;
     mark.waits = false;
@@ -665,7 +680,7 @@ static void publish_mark(bool complete, uint64_t now)
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
     } else if (is_poor || uses_driver != with_driver) {
         close_window(now);
-    } else if (is_too_dear(cost)) {
+    } else if (is_too_dear(cost.tracing)) {
         continuous = false;
         stepped_down = true;
         close_window(now);

@@ -596,7 +596,8 @@ AGENT_PAUSE_INFO = Spec(
 AGENT_OVERHEAD = Spec(
     "gpu_hpc_agent_overhead_ratio",
     "gauge",
-    "Largest share of a process's time that its agent costs by its own cost model (0-1); absent while none traces.",
+    "Largest share of a process's time that its agent costs by its own cost model, with what CUPTI leaves each launch "
+    "slower by (0-1); absent while none traces.",
 )
 AGENT_SLOWDOWN = Spec(
     "gpu_hpc_kernel_agent_slowdown_ratio",

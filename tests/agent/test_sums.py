@@ -137,6 +137,92 @@ def test_a_few_kernels_without_a_launch_are_no_driver_s(start: Start) -> None:
     assert "cuptiActivityEnableDriverApi" not in agent.calls()
 
 
+SOON = {"WINDOW_SECONDS": "0.4", "PERIOD_SECONDS": "0.5"}
+
+
+def has_known_launches(agent: Agent) -> bool:
+    device = read(agent.path).device()
+    return bool(device.launch_api_calls + device.graph_launches_untraced)
+
+
+def test_a_driver_s_program_of_few_long_kernels(start: Start) -> None:
+    """Too few in any window to judge by, not in all together."""
+    agent = start(**SOON)
+    agent.trace()
+    agent.send("kernel long driver=1 ns=60000000 count=200 every_us=90000")
+    fake_activity.until(lambda: has_known_launches(agent), 12)
+
+
+def test_a_driver_s_program_whose_nodes_are_not_wanted(start: Start) -> None:
+    """Its only window with kernels ends as soon as there is a node."""
+    agent = start(GRAPH_NODES="0", **SOON)
+    agent.trace()
+
+    def is_known() -> bool:
+        agent.do("graph g driver=1 nodes=6000 ns=1")
+        return has_known_launches(agent)
+
+    fake_activity.until(is_known, 10)
+
+
+def test_a_driver_s_program_that_is_stopped_early(start: Start) -> None:
+    """A window that never came to its second half is judged by what it had."""
+    agent = start(MODE="continuous", WINDOW_SECONDS="30")
+    agent.trace()
+    for _ in range(2):
+        agent.do("kernel a driver=1 count=200", "entry gpu_hpc_agent_stop")
+        agent.wait(lambda now: now.header.state == State.PAUSED)
+        agent.do("entry gpu_hpc_agent_start")
+        agent.wait(lambda now: now.header.state == State.TRACING)
+    assert has_known_launches(agent)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        ["stall 1", "kernel a reversed=1", "set threads=62", "sync 4 count=26213", "kernel a reversed=1 count=500"],
+        ["kernel a reversed=1 count=20000 threads=4"],
+    ],
+    ids=["dropped calls", "calls that come too late for the places"],
+)
+def test_launches_that_got_lost_are_no_driver_s(start: Start, work: list[str]) -> None:
+    """Kernels come without their launches, though the runtime launched them."""
+    agent = start(WINDOW_SECONDS="2", PERIOD_SECONDS="2.1")
+    agent.trace()
+    agent.do("base in=0", "until 1050000000", *work)
+    agent.wait(lambda now: now.header.state == State.WAITING)
+    agent.do("stall 0")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    assert now.header.records_unmatched > 400
+    assert now.header.windows_discarded == 0
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
+
+
+def test_parts_without_all_their_records_teach_nothing(start: Start) -> None:
+    """Another tool keeps the subscription, so that a buffer with an unfinished call cannot be forced out."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0", MODE="continuous", DRAIN_SECONDS="0.2")
+    agent.begin("subscribe")
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("base in=0", "until 200000000", "unfinished call", "kernel a reversed=1 count=50")
+    agent.wait(lambda now: "a" in now.kernels())
+    assert agent.published(3).header.state == State.TRACING
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
+
+
+def test_a_graph_launched_while_a_window_opened(start: Start) -> None:
+    """Its nodes run to the window's end; the launch is not counted, but known."""
+    agent = start(**SOON)
+    agent.begin("slow cuptiGetTimestamp ms=150")
+    fake_activity.until(lambda: 10 in agent.kinds())
+    agent.do("graph g nodes=300 ns=2000000", "slow cuptiGetTimestamp ms=0")
+    now = agent.published()
+    assert "g" in now.kernels()
+    assert now.device().graph_launches_untraced + now.device().graph_launches_traced == 0
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
+
+
 def test_what_finds_no_other_half_is_unmatched(start: Start) -> None:
     """K03: a call without a kernel (it failed), a kernel without a call; when the window closes both are counted."""
     agent = start(MODE="continuous")
@@ -210,6 +296,34 @@ def test_waits_by_function_and_thread(continuous: Agent) -> None:
         [0, 1, 0, 11, 2],
     )
     assert (list(now.device(1).sync_ns), list(now.device(1).sync_calls)) == ([0, 0, 0, 80, 0], [0, 0, 0, 2, 0])
+
+
+@pytest.mark.parametrize("work", ["graph g nodes=5", "copy h2d"])
+def test_waits_of_threads_that_launch_no_kernels(start: Start, work: str) -> None:
+    """Graphs and copies tell a thread's device as kernels do."""
+    agent = start(MODE="continuous")
+    agent.trace("version 130101", "devices 2")
+    agent.do("kernel a count=30", f"{work} device=1 wait_ns=40 threads=2")
+    now = agent.wait(lambda now: now.device(1).sync_calls[3] + now.device(0).sync_calls[3] == 2)
+    assert (now.device(0).sync_ns[3], now.device(1).sync_ns[3]) == (0, 80)
+
+
+def test_waits_of_threads_that_come_and_go(start: Start) -> None:
+    """More than there are places for: later threads find one, and those that stay find theirs again."""
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.5")
+    agent.trace("devices 2")
+    agent.do("kernel b device=1", *(f"kernel a thread={thread}" for thread in range(1, 301)), "kernel b device=1")
+    wait_executions(agent, 302)
+    agent.do("kernel b device=1 wait_ns=50", "kernel b device=1 wait_ns=40 threads=2", "kernel a thread=7 count=9")
+    now = wait_executions(agent, 314)
+    assert (now.device(0).sync_ns[3], now.device(1).sync_ns[3]) == (0, 130)
+
+
+def test_waits_of_a_thread_with_the_highest_number(continuous: Agent) -> None:
+    """It is a thread like any other, from the first launch on."""
+    continuous.do("devices 2", f"kernel b thread={2**32 - 1} wait_ns=40", "kernel main device=1 count=300")
+    now = wait_executions(continuous, 301)
+    assert (now.device(0).sync_ns[3], now.device(1).sync_ns[3]) == (40, 0)
 
 
 def test_waits_by_type_and_context(start: Start) -> None:

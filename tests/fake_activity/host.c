@@ -45,6 +45,9 @@ static int64_t number(char **words, const char *name, int64_t fallback)
 static void put32(uint8_t *record, size_t at, uint32_t value) { memcpy(record + at, &value, sizeof value); }
 static void put64(uint8_t *record, size_t at, uint64_t value) { memcpy(record + at, &value, sizeof value); }
 
+/* thread=N: the id that calls name. */
+static _Thread_local uint32_t thread_id;
+
 static void append_call(int kind, uint32_t id, int64_t begin, int64_t end, uint32_t correlation, uint32_t result,
                         int lane)
 {
@@ -56,7 +59,7 @@ static void append_call(int kind, uint32_t id, int64_t begin, int64_t end, uint3
     put64(record, 8, (uint64_t)begin);
     put64(record, 16, (uint64_t)end);
     put32(record, 24, (uint32_t)getpid());
-    put32(record, 28, (uint32_t)gettid());
+    put32(record, 28, thread_id);
     put32(record, 32, correlation);
     put32(record, 36, result);
     append(record, record_size((uint32_t)kind), end, lane);
@@ -164,7 +167,12 @@ static void launch_kernel(char **words, const char *name)
                     0);
     if (!reversed && number(words, "work", 1))
         append_kernel(words, name, t, correlation, 0, (int)number(words, "lane", 0));
-    int64_t wait = number(words, "wait_ns", 0), now = realtime(); /* cudaStreamSynchronize, on the same thread */
+}
+
+/* wait_ns=N: cudaStreamSynchronize, on the same thread. */
+static void wait_for_stream(char **words)
+{
+    int64_t wait = number(words, "wait_ns", 0), now = realtime();
     if (wait)
         append_call(RUNTIME, 131, now - wait, now, next_correlation(), 0, 0);
 }
@@ -280,6 +288,7 @@ static void *work(void *argument)
     Work *w = argument;
     if (option(w->words, "lose"))
         lost_until = kernel_enables() + number(w->words, "lose", 0) * (1 + atomic_fetch_add(&w->begun, 1));
+    thread_id = (uint32_t)number(w->words, "thread", gettid());
     int64_t count = number(w->words, "count", 1), pause = number(w->words, "every_us", 0);
     const char *name = NULL;
     for (int64_t i = 0; i < count; i++) {
@@ -297,6 +306,7 @@ static void *work(void *argument)
             launch_set(w->words);
         else
             synchronise(w->words);
+        wait_for_stream(w->words);
         if (pause)
             nanosleep(&(struct timespec){.tv_nsec = pause * 1000}, NULL);
     }

@@ -537,9 +537,10 @@ def endless(bench: Bench, seconds: float) -> None:
 def waits(bench: Bench, seconds: float) -> None:
     """Share of the time that a program waits, by its own clock and as the agent tells it, by the length of a wait."""
     for length in (seconds,) if seconds else (0.05, 0.4, 3):
-        environment = bench.environment(period_seconds="3", budget="1")
-        told, _ = bench.load("waits", "--seconds", str(length), environment=environment)
-        say(f"waits of {length} s: {told}")
+        for mode in ("duty", "continuous"):
+            environment = bench.environment(mode=mode, period_seconds="3", budget="1")
+            told, _ = bench.load("waits", "--seconds", str(length), environment=environment)
+            say(f"waits of {length} s, {mode}: {told}")
 
 
 def driver(bench: Bench, seconds: float) -> None:

@@ -299,9 +299,11 @@ def waits(args: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.synchronize()
         waited, number = waited + time.monotonic() - before, number + 1
     share = waited / (time.monotonic() - begin)
-    device = agent_file.read(path).device()
-    told = sum(device.sync_ns) / max(1, device.traced_ns)
-    return {"waits": number, "share": share, "told": told, **header_of(path)}
+    # How long the last window's records were awaited: a wait that goes on when it closes may keep them.
+    now = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.WAITING, 60)
+    awaited = (now.header.last_window_ns - max(end for _, end in now.intervals())) / 1e9
+    told = sum(now.device().sync_ns) / max(1, now.device().traced_ns)
+    return {"waits": number, "share": share, "told": told, "awaited": awaited, **header_of(path)}
 
 
 def driver_launches(args: argparse.Namespace) -> dict[str, Any]:
