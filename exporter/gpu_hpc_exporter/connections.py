@@ -161,6 +161,17 @@ class Connection(web.RequestHandler):
                 self.transport.pause_reading()
         super().data_received(data)  # does nothing once refused
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's ends the connection at once, and answers nothing
+        """Answer who closes their side once they have asked, as `nc -N` and `socat` do; then the connection ends.
+
+        Where nothing is asked for, or a stream goes on, it ends at once; so does TLS, where asyncio knows no half of a
+        connection.
+        """
+        self.close()
+        is_plain = self.transport is not None and self.transport.get_extra_info("sslcontext") is None
+        is_asked = self.phase == "answering" or (self.phase == "reading" and not self._is_in_head)
+        return is_plain and is_asked
+
     def _measure(self, data: bytes) -> bool:
         """Count the bytes of a head; whether they are few enough."""
         window = self._tail + data

@@ -8,6 +8,7 @@ import gzip
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -131,17 +132,18 @@ class Site:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
-    def send(self, data: bytes, *, is_last: bool = False) -> bytes:
+    def send(self, data: bytes, *, is_last: bool = False, is_slow: bool = False) -> bytes:
         """All that is answered until the server closes.
 
-        is_last: the server is told that nothing more is to come, once it has had the time for an honest request.
+        is_last: it is told that nothing more is to come, at once or (is_slow) when it has answered another client.
         """
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
             answer = b""
             with suppress(ConnectionError):
                 connection.sendall(data)
-                if is_last:
+                if is_slow:
                     assert self.is_healthy()
+                if is_last:
                     connection.shutdown(socket.SHUT_WR)
                 while more := connection.recv(1 << 16):
                     answer += more
@@ -213,6 +215,26 @@ def test_bytes(site: Site, caplog: pytest.LogCaptureFixture, data: bytes) -> Non
     assert b"aiohttp" not in answer.partition(b"\r\n\r\n")[0]  # nor what it is made of
     assert site.is_healthy()
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"GET /-/healthy HTTP/1.0\r\n\r\n", b"200 OK"),
+        (b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n", b"200 OK"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"200 OK"),
+        (b"POST /-/pause HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", b""),
+        (b"GET /-/healthy HTTP/1.1\r\nHo", b""),
+        (b"", b""),
+    ],
+)
+def test_a_client_that_closes_its_side_is_answered(site: Site, data: bytes, answer: bytes, *, is_slow: bool) -> None:
+    """What it has asked for whole; and the connection ends soon, whatever it has asked for."""
+    begin = time.monotonic()
+    told = site.send(data, is_last=True, is_slow=is_slow)
+    assert (answer in told[:30]) if answer else (b" 200 " not in told[:30])
+    assert time.monotonic() - begin < PATIENCE_S / 2
 
 
 @pytest.mark.parametrize("version", [b"", b" HTTP/0.9", b" HTTP/2.0"])
