@@ -160,6 +160,12 @@ struct united unions_of(uint32_t device, uint64_t from, uint64_t closed);
 /* Forgets all, or keeps what reaches beyond `from` for the next window. */
 void unions_reset(uint64_t from);
 
+/* ---- threads ---- */
+
+/* Where to begin to look for a thread in a table of so many: numbers may be addresses, whose last bits are equal. */
+enum { THREADS = 256 };
+static inline uint32_t thread_start(uint32_t id) { return id * UINT32_C(2654435761) >> 24; }
+
 /* ---- sums ---- */
 
 /* What the window has collected so far beside kernels and intervals. */

@@ -185,7 +185,7 @@ struct agent_header {
     char error_call[40];        /* its name, 0-terminated */
     uint32_t cupti_version;     /* cuptiGetVersion: 28 is 12.9, from 13.0 on 130001 is 13.0.1; 0: not asked */
     uint32_t driver_version;    /* cuDriverGetVersion: 13000 is 13.0; 0: not asked */
-    double overhead_ratio;      /* the cost model's estimate for the last window and the pause after it, of the time, at most 1 */
+    double overhead_ratio;      /* the cost model's estimate for the last window and the pause after it, at most 1 */
     double launch_cost_us, node_cost_us, budget; /* what that estimate was made with */
     uint64_t agent_cpu_ns;      /* CPU time of the agent's own thread */
     uint64_t records_kept;      /* in published windows */

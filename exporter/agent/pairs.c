@@ -6,7 +6,7 @@
 
 #include "agent.h"
 
-enum { PLACES = 1 << 16, THREADS = 256, CAPTURING = 16, NEARLY_ALL = 8 };
+enum { PLACES = 1 << 16, CAPTURING = 16, NEARLY_ALL = 8 };
 
 struct waiting {
     uint64_t begin, end;   /* a call's; of work the start, in `begin` */
@@ -87,9 +87,8 @@ static struct thread *thread_of(uint32_t id)
 {
     if (!id)
         return NULL;
-    uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
     for (uint32_t probe = 0; probe < THREADS; probe++) {
-        struct thread *thread = &threads[(first + probe) % THREADS];
+        struct thread *thread = &threads[(thread_start(id) + probe) % THREADS];
         if (!thread->id)
             thread->id = id;
         if (thread->id == id)
@@ -98,17 +97,19 @@ static struct thread *thread_of(uint32_t id)
     return NULL;
 }
 
-static void count_launch(uint32_t id, bool is_edge)
+static void count_launch(uint32_t id, bool is_paired)
 {
-    struct thread *thread = is_edge ? NULL : thread_of(id);
-    launches += !is_edge;
-    if (thread)
-        thread->launches++;
+    struct thread *thread = thread_of(id);
+    launches++;
+    if (!thread)
+        return;
+    thread->launches++;
+    thread->paired += is_paired;
 }
 
-static void count_pair(uint32_t id, bool is_edge)
+static void count_pair(uint32_t id)
 {
-    struct thread *thread = is_edge ? NULL : thread_of(id);
+    struct thread *thread = thread_of(id);
     if (thread)
         thread->paired++;
 }
@@ -135,9 +136,8 @@ static void meet(uint32_t device, uint32_t slot, uint64_t start, uint32_t thread
 void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end, bool is_edge)
 {
     struct waiting *w = place_of(correlation);
-    count_launch(thread, is_edge);
-    if (w->side == PAIR_KERNEL || w->side == PAIR_TIMELESS_KERNEL)
-        count_pair(thread, is_edge);
+    if (!is_edge)
+        count_launch(thread, w->side == PAIR_KERNEL || w->side == PAIR_TIMELESS_KERNEL);
     if (w->side == PAIR_KERNEL) {
         open.kernels--;
         meet(w->device, w->slot, w->begin, thread, begin, end, w->interval);
@@ -161,8 +161,8 @@ void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t
 {
     struct waiting *w = place_of(correlation);
     if (w->side == PAIR_LAUNCH) {
-        count_pair(w->thread, w->is_edge);
         if (!w->is_edge) {
+            count_pair(w->thread);
             open.launches--;
             open.api_ns -= w->end - w->begin;
             open.api_calls--;
@@ -180,8 +180,8 @@ void pairs_timeless_kernel(uint32_t correlation, uint32_t device)
 {
     struct waiting *w = place_of(correlation);
     if (w->side == PAIR_LAUNCH) {
-        count_pair(w->thread, w->is_edge);
         if (!w->is_edge) {
+            count_pair(w->thread);
             open.launches--;
             settle_call(device, w->end - w->begin);
         }

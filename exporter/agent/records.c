@@ -193,6 +193,7 @@ static void take_call(const uint8_t *record, int kind)
     uint64_t begin = u64_at(record, API_START), end = u64_at(record, API_END);
     uint32_t correlation = u32_at(record, API_CORRELATION), thread = u32_at(record, API_THREAD);
     enum api_call call = api_call_of(kind, u32_at(record, API_CBID));
+    int sync_type = sync_type_of(call);
     /* While a window opens and closes calls are recorded whose work is not. */
     enum moment moment = windows_moment(begin);
     if (call == CALL_OTHER || moment == MOMENT_OUTSIDE)
@@ -212,8 +213,8 @@ static void take_call(const uint8_t *record, int kind)
         pairs_capture(thread);
     } else if (moment == MOMENT_EDGE) {
         sums.edge_graphs += call == CALL_GRAPH;
-    } else if (sync_type_of(call) >= 0) {
-        sums_sync(thread, (uint32_t)sync_type_of(call), windows_waited(end - begin));
+    } else if (sync_type >= 0) {
+        sums_sync(thread, (uint32_t)sync_type, windows_waited(end - begin));
     } else if (windows_trust_graph_ids()) {
         sums.graphs++;
         pairs_graph(correlation, thread, begin, end);

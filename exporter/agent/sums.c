@@ -7,12 +7,11 @@
 struct sums sums;
 
 /* A wait names a thread, or a context where calls are not recorded; work tells whose device that is, perhaps later. */
-enum { WAITERS = 256 };
 static struct {
     uint32_t id, device;
     bool used, has_device;
     uint64_t ns[AGENT_SYNCS], calls[AGENT_SYNCS];
-} waiters[WAITERS];
+} waiters[THREADS];
 static uint32_t waiter_count;
 static struct {
     uint32_t waiter, device;
@@ -60,9 +59,8 @@ void sums_api(uint32_t device, uint64_t ns, uint64_t calls)
 /* The place of a thread or context; -1: too many. */
 static int waiter_place(uint32_t id)
 {
-    uint32_t first = id * UINT32_C(2654435761) >> 24; /* they may be addresses, whose last bits are equal */
-    for (uint32_t probe = 0; probe < WAITERS; probe++) {
-        uint32_t place = (first + probe) % WAITERS;
+    for (uint32_t probe = 0; probe < THREADS; probe++) {
+        uint32_t place = (thread_start(id) + probe) % THREADS;
         if (!waiters[place].used) {
             waiters[place].used = true;
             waiters[place].id = id;
@@ -136,28 +134,32 @@ uint64_t sums_queue_p95(void)
 
 /* ---- Adding to the file ---- */
 
-/* Threads come and go: a full table is begun anew. */
-static void renew_waiters(void)
+/* Who they are stays, but of a full table: threads come and go. */
+static void forget_waits(void)
 {
-    if (waiter_count < WAITERS)
+    if (waiter_count >= THREADS) {
+        memset(waiters, 0, sizeof waiters);
+        waiter_count = 0;
+        last.is_known = false;
         return;
-    memset(waiters, 0, sizeof waiters);
-    waiter_count = 0;
-    last.is_known = false;
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
+        memset(waiters[i].ns, 0, sizeof waiters[i].ns);
+        memset(waiters[i].calls, 0, sizeof waiters[i].calls);
+    }
 }
 
 static void settle_waits(void)
 {
     uint32_t unknown = sums_main_device();
-    for (uint32_t i = 0; i < WAITERS; i++) {
+    for (uint32_t i = 0; i < THREADS; i++) {
         struct agent_device *device = &sums.devices[waiters[i].has_device ? waiters[i].device : unknown];
         for (uint32_t type = 0; type < AGENT_SYNCS; type++) {
             device->sync_ns[type] += waiters[i].ns[type];
             device->sync_calls[type] += waiters[i].calls[type];
-            waiters[i].ns[type] = waiters[i].calls[type] = 0;
         }
     }
-    renew_waiters();
+    forget_waits();
 }
 
 /* Graph launches whose nodes cannot be told apart: all have records, or none has. */
@@ -323,11 +325,7 @@ void sums_discard(void)
 
 void sums_forget(void)
 {
-    for (uint32_t i = 0; i < WAITERS; i++) {
-        memset(waiters[i].ns, 0, sizeof waiters[i].ns);
-        memset(waiters[i].calls, 0, sizeof waiters[i].calls);
-    }
-    renew_waiters();
+    forget_waits();
     pairs_forget();
     settle_kernels(NULL, 0);
     reset(NULL);

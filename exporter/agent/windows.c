@@ -60,9 +60,9 @@ uint64_t windows_middle(void) { return window.begin == NEVER ? NEVER : window.be
 bool windows_have_kernels(void) { return with_kernels; }
 bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
 
-/* A wait that crosses a window's begin or end leaves no record: of waits of length w a window of length l shows the share
- * 1 - w/l, and each that it shows stands for l/(l - w). No more than for four: of those that are nearly as long as the
- * window too few are seen. */
+/* A wait that crosses a window's begin or end leaves no record: of waits of length w a window of length l shows the
+ * share 1 - w/l, and each that it shows stands for l/(l - w). No more than for four: of those that are nearly as long as
+ * the window too few are seen. */
 uint64_t windows_waited(uint64_t ns)
 {
     uint64_t seen = window.length > ns ? window.length - ns : 0;
@@ -416,8 +416,8 @@ static uint64_t step_idle(uint64_t now)
 
 /* ---- Publishing ---- */
 
-/* As shares of the time: what tracing costs while it goes on (kernel-agent.md, section 8), and what each launch is slower by
- * for the rest of the program's life, which no pause takes back (docs/benchmarks.md). */
+/* As shares of the time: what tracing costs while it goes on (kernel-agent.md, section 8), and what each launch is slower
+ * by for the rest of the program's life, which no pause takes back (docs/benchmarks.md). */
 struct cost {
     double tracing, left;
 };
