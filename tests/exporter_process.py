@@ -40,6 +40,10 @@ class Samples:
         assert value is not None, f"no sample {name}{labels}"
         return value
 
+    def grown(self, before: Samples, name: str, **labels: str) -> float:
+        """What the one sample has more than it had before."""
+        return self.one(name, **labels) - before.one(name, **labels)
+
     def all(self, name: str, **labels: str) -> dict[Labels, float]:
         wanted = frozenset(labels.items())
         return {have: value for (n, have), value in self.values.items() if n == name and wanted <= have}

@@ -45,6 +45,17 @@ def wait_until_tracing() -> None:
         agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.TRACING, 60)
 
 
+def traced() -> tuple[torch.Tensor, Path]:
+    """Something small to work on, and the agent's file, once it traces."""
+    x = torch.randn(1024, device="cuda")
+    x.mul_(1.0)
+    torch.cuda.synchronize()
+    wait_until_tracing()
+    path = own_file()
+    assert path is not None
+    return x, path
+
+
 def wait_for_window() -> None:
     """Until the agent has published one."""
     path = own_file()
@@ -286,12 +297,7 @@ def workers(args: argparse.Namespace) -> dict[str, Any]:
 
 def waits(args: argparse.Namespace) -> dict[str, Any]:
     """A kernel of so many seconds and the wait for it, again and again: what the agent tells of the waits."""
-    x = torch.randn(1024, device="cuda")
-    x.mul_(1.0)
-    torch.cuda.synchronize()
-    wait_until_tracing()
-    path = own_file()
-    assert path is not None
+    _, path = traced()
     begin, waited, number = time.monotonic(), 0.0, 0
     while time.monotonic() - begin < 15:
         torch.cuda._sleep(int(args.seconds * CYCLES_PER_SECOND))  # noqa: SLF001  as above
@@ -326,12 +332,7 @@ def driver_launches(args: argparse.Namespace) -> dict[str, Any]:
 
 def endless(args: argparse.Namespace) -> dict[str, Any]:
     """One kernel that runs for long beside short ones of another stream, then short ones alone."""
-    x = torch.randn(1024, device="cuda")
-    x.mul_(1.0)
-    torch.cuda.synchronize()
-    wait_until_tracing()
-    path = own_file()
-    assert path is not None
+    x, path = traced()
     begin = time.monotonic()
     torch.cuda._sleep(int(args.seconds * CYCLES_PER_SECOND))  # noqa: SLF001  as above
     other = torch.cuda.Stream()

@@ -30,6 +30,7 @@ SETS: dict[str, tuple[int, ...]] = {
     "the same and the driver's launches": (*RUNTIME, *DRIVER, *COPIES, *KERNELS),
     "the same and synchronisation": (*RUNTIME, *DRIVER, *WAITS, *COPIES, *KERNELS),
 }
+AGENT = Path(__file__).resolve().parents[2] / "exporter/agent"
 WINDOWS, TIMES = 3, 3
 CHUNK = 5000
 
@@ -44,8 +45,8 @@ def main() -> None:
     say("| enabled in three windows | before, us | after, us | more, ns: median (all) |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
         library = Path(directory) / "left_behind.so"
-        source = Path(__file__).with_suffix(".c")
-        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", library, source, "-ldl"], check=True)
+        sources = [Path(__file__).with_suffix(".c"), AGENT / "cupti.c"]
+        subprocess.run(["cc", "-O2", "-fPIC", "-shared", f"-I{AGENT}", "-o", library, *sources, "-ldl"], check=True)
         for name in SETS:
             command = [sys.executable, __file__, "--measure", str(library), f"{directory}/lock", name]
             processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(TIMES)]
@@ -84,8 +85,8 @@ def measure(library: str, lock: str, name: str) -> None:
         work(1)
         before = work(1.6)
         cupti = ctypes.CDLL(library)
-        if cupti.attach(cupti_of_torch().encode()):
-            sys.exit("left_behind: libcupti cannot be used")
+        if reason := cupti.attach():
+            sys.exit(f"left_behind: libcupti cannot be used ({reason})")
         for _ in range(WINDOWS if SETS[name] else 0):
             window(cupti, SETS[name], lambda: work(0.1))
         say(f"{before} {work(1.6)}")
@@ -94,21 +95,13 @@ def measure(library: str, lock: str, name: str) -> None:
 def window(cupti: ctypes.CDLL, kinds: tuple[int, ...], work: Callable[[], float]) -> None:
     """Enable the kinds, as the agent does, and disable them."""
     for kind in kinds:
-        cupti.on(kind)
+        cupti.cupti_enable(kind)
         if kind in (*RUNTIME, *DRIVER):
-            cupti.others(kind, 0)
+            cupti.cupti_only_known_calls(kind)
     work()
     for kind in reversed(kinds):
-        cupti.off(kind)
-    cupti.flushed()
-
-
-def cupti_of_torch() -> str:
-    """The library that PyTorch has loaded."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "/libcupti.so" in line:
-            return line.split()[-1]
-    sys.exit("left_behind: this PyTorch has not loaded libcupti")
+        cupti.cupti_disable(kind)
+    cupti.cupti_flush(False)  # noqa: FBT003  C has no keywords
 
 
 if __name__ == "__main__":

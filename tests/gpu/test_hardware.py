@@ -81,7 +81,7 @@ def phases(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> dict
 def growth(before: Samples, after: Samples, series: str) -> float:
     name, _, pipe = series.partition("/")
     labels = {"pipe": pipe} if pipe else {}
-    return after.one(name, gpu="0", **labels) - before.one(name, gpu="0", **labels)
+    return after.grown(before, name, gpu="0", **labels)
 
 
 @pytest.mark.parametrize(("phase", "series"), EXPECTED)
@@ -116,9 +116,7 @@ def test_nvidia_smi_reads_busy_while_the_sms_idle(phases: dict[str, tuple[Sample
 def test_class_of_the_phase(phases: dict[str, tuple[Samples, Samples, float]], phase: str) -> None:
     """At least 95 % of a steady phase falls into the class that names its limit."""
     before, after, _ = phases[phase]
-    wanted = {"gpu": "0", "class": CLASSES[phase]}
-    name = "gpu_hpc_bottleneck_seconds_total"
-    grown = after.one(name, **wanted) - before.one(name, **wanted)
+    grown = after.grown(before, "gpu_hpc_bottleneck_seconds_total", gpu="0", **{"class": CLASSES[phase]})
     assert grown >= 0.95 * growth(before, after, "gpu_hpc_observed_seconds_total")
 
 
@@ -139,8 +137,7 @@ def test_dram_bytes_are_the_copys_own_count(phases: dict[str, tuple[Samples, Sam
     """Read and written together, within 1 % of what the copy counted itself."""
     before, after, own = phases["copy"]
     moved = sum(growth(before, after, f"gpu_hpc_dram_{way}_bytes_total") for way in ("read", "written"))
-    observed = after.one("gpu_hpc_source_observed_seconds_total", gpu="0", source="pm_sampling")
-    observed -= before.one("gpu_hpc_source_observed_seconds_total", gpu="0", source="pm_sampling")
+    observed = after.grown(before, "gpu_hpc_source_observed_seconds_total", gpu="0", source="pm_sampling")
     assert moved / observed == pytest.approx(own, rel=0.01)
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,11 @@ pytestmark = [
     pytest.mark.skipif(GPUS < 2, reason="needs two GPUs"),
 ]
 
-SECONDS = 20.0
-EDGE = 2.0
-"""Seconds left out at each end of the copies."""
+SECONDS, MIDDLE = 20.0, 14.0
+"""Of copies, and of those that are measured, from when so many bytes have been copied: the ends are left out."""
+BEGUN = 400e9
+OBSERVED = "gpu_hpc_observed_seconds_total"
+WAYS = ("transmitted", "received")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def test_the_exporter_lives_and_samples_every_gpu(exporter: Exporter) -> None:
     took = time.monotonic() - begin
     each = {
         source: {
-            gpu: after.one("gpu_hpc_windows_total", gpu=gpu, source=source, result="valid")
-            - before.one("gpu_hpc_windows_total", gpu=gpu, source=source, result="valid")
+            gpu: after.grown(before, "gpu_hpc_windows_total", gpu=gpu, source=source, result="valid")
             for gpu in map(str, range(GPUS))
         }
         for source in ("gpm", "pm_sampling")
@@ -75,43 +75,29 @@ def test_doctor_finds_nothing_wrong(exporter: Exporter) -> None:
 
 def test_nvlink_bytes_are_the_copys_own_count(exporter: Exporter, tmp_path: Path) -> None:
     """What one GPU sends the other receives, and it is what the program copied."""
-    marks, counts = tmp_path / "marks", tmp_path / "counts"
-    marks.touch()
-    command = [sys.executable, str(WORKLOAD), "--seconds", str(SECONDS), "--phases", "peer"]
-    with subprocess.Popen([*command, "--marks", str(marks), "--counts", str(counts)]) as workload:
-        while not (text := marks.read_text()):
-            assert workload.poll() is None
-            time.sleep(0.05)
-        begin = float(text.split()[0])
-        time.sleep(begin + EDGE - time.monotonic())
-        early = exporter.scrape()
-        time.sleep(begin + SECONDS - EDGE - time.monotonic())
-        late = exporter.scrape()
+    counts = tmp_path / "counts"
+    command = [sys.executable, str(WORKLOAD), "--seconds", str(SECONDS), "--phases", "peer", "--counts", str(counts)]
+    idle = exporter.scrape()
+    with subprocess.Popen(command):
+        early = exporter.wait_for(lambda s: all(moved(idle, s, gpu) > BEGUN for gpu in ("0", "1")))
+        late = exporter.wait_for(lambda s: all(s.grown(early, OBSERVED, gpu=gpu) > MIDDLE for gpu in ("0", "1")))
     count = json.loads(counts.read_text())
     own = count["peer_bytes"] / (count["end"] - count["begin"])
-    spans = [Span(early, late, gpu) for gpu in ("0", "1")]
-    sent, received = (
-        [span.rate(f"gpu_hpc_nvlink_{way}_bytes_total") for span in spans] for way in ("transmitted", "received")
-    )
+    sent, received = ([rate(early, late, f"gpu_hpc_nvlink_{way}_bytes_total", gpu=gpu) for gpu in "01"] for way in WAYS)
     limit = late.one("gpu_hpc_nvlink_bandwidth_limit_bytes_per_second", gpu="0")
     print(f"copied {own:.4e} B/s of {limit:.4e}; sent {sent}, received {received}")  # noqa: T201  measured
     assert sent[0] == pytest.approx(own, rel=0.02)
     assert received[1] == pytest.approx(own, rel=0.02)
     assert (sent[1], received[0]) == (0, 0)
-    for span in spans:
-        assert span.rate("gpu_hpc_bottleneck_seconds_total", **{"class": "nvlink_bound"}) > 0.95
+    for gpu in ("0", "1"):
+        assert rate(early, late, "gpu_hpc_bottleneck_seconds_total", gpu=gpu, **{"class": "nvlink_bound"}) > 0.95
 
 
-@dataclass(frozen=True)
-class Span:
-    """Growth of a GPU's counters per observed second between two scrapes."""
+def moved(before: Samples, after: Samples, gpu: str) -> float:
+    """Bytes over NVLink, either way."""
+    return sum(after.grown(before, f"gpu_hpc_nvlink_{way}_bytes_total", gpu=gpu) for way in WAYS)
 
-    before: Samples
-    after: Samples
-    gpu: str
 
-    def rate(self, name: str, **labels: str) -> float:
-        return self._growth(name, **labels) / self._growth("gpu_hpc_observed_seconds_total")
-
-    def _growth(self, name: str, **labels: str) -> float:
-        return self.after.one(name, gpu=self.gpu, **labels) - self.before.one(name, gpu=self.gpu, **labels)
+def rate(before: Samples, after: Samples, name: str, *, gpu: str, **labels: str) -> float:
+    """Growth per observed second."""
+    return after.grown(before, name, gpu=gpu, **labels) / after.grown(before, OBSERVED, gpu=gpu)
