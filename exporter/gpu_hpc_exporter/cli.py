@@ -144,7 +144,7 @@ def record(flags: argparse.Namespace) -> int:
         kernels = KernelSampler(recorder, config.agent)
         jobs = JobParts(kernels, config.jobs, flags.path_procfs)
         kernels.use_owners(lambda: jobs.processes)
-        pm = PmSampler(jobs.sampler, config.pm_sampling, interval_ns)
+        pm = PmSampler(jobs.sampler, config.pm_sampling, interval_ns, procfs=flags.path_procfs)
         nvml = NvmlSampler(pm, Pace(interval_ns, pm.has_finer_windows), flags.path_driver_root, CallWatches())
         # `timeout`, systemd and containers end a program with SIGTERM: what was recorded by then is kept.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -123,7 +123,7 @@ class HardwareSource:
         self._kernels = KernelSampler(self._fleet, config.agent)
         self._jobs = JobParts(self._kernels, config.jobs, self._procfs)
         self._kernels.use_owners(lambda: self._jobs.processes)
-        self._pm = PmSampler(self._jobs.sampler, config.pm_sampling, interval_ns)
+        self._pm = PmSampler(self._jobs.sampler, config.pm_sampling, interval_ns, procfs=self._procfs)
         pace = Pace(interval_ns, self._pm.has_finer_windows, self._fleet.is_watched)
         self._nvml = NvmlSampler(self._pm, pace, self._driver_root, self._watches)
         self._kernels.start()

@@ -25,6 +25,7 @@ from agent_files import AgentWriter
 from doctor_machine import CUPTI, DoctorMachine
 from exporter_process import run_exporter
 from fake_kubelet import Container, FakeKubelet, Pod
+from proc_tree import ProcTree
 from web_files import PASSWORD, WITH_CLIENTS, WITH_TLS, basic, make_site, with_users
 
 GOLDEN = Path(__file__).parent.parent / "golden/doctor"
@@ -323,6 +324,15 @@ def _command_line(folder: Path) -> str:
         return (folder / "cmdline").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_a_profiler_of_the_hosts(machine: DoctorMachine, libraries: Path) -> None:
+    """J01: it is looked for where `--path.procfs` says, as by the exporter, and giving way to it is no fault."""
+    healthy(machine, libraries)
+    ProcTree(machine.proc).add(4711, comm=b"ncu")
+    examined = machine.examine()
+    assert examined.line("PM sampling GPU 0") == ("ok", "paused: ncu runs", "")
+    assert examined.status == 0
 
 
 def test_no_cupti(machine: DoctorMachine, libraries: Path) -> None:

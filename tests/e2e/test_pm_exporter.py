@@ -19,6 +19,7 @@ import fake_cupti
 import fake_nvml
 from e2e.machine import observed, state, uuid_of
 from exporter_process import Exporter, Samples, run_exporter
+from proc_tree import ProcTree
 
 NVML = "device 0 sm 0.5 dram 0.25\n"
 CUPTI = """
@@ -68,7 +69,7 @@ class Machine:
 class Start(Protocol):
     """Starts a machine that ends with the test."""
 
-    def __call__(self, cupti: str = CUPTI, settings: str = "", nvml: str = NVML) -> Machine: ...
+    def __call__(self, cupti: str = CUPTI, *flags: str, settings: str = "yield_to: []") -> Machine: ...
 
 
 @pytest.fixture(scope="session")
@@ -82,15 +83,13 @@ def start(tmp_path: Path, libraries: Path) -> Iterator[Start]:
     """Start the exporter with PM sampling at 10 ms."""
     with ExitStack() as stack:
 
-        def starter(cupti: str = CUPTI, settings: str = "", nvml: str = NVML) -> Machine:
+        def starter(cupti: str = CUPTI, *flags: str, settings: str = "yield_to: []") -> Machine:
             config = tmp_path / "config.yaml"
             library = libraries / "libcupti.so.12"
-            config.write_text(
-                f"sampling_interval_ms: 10\npm_sampling: {{library: {library}, yield_to: [], {settings}}}\n"
-            )
-            driver = fake_nvml.Scenario(tmp_path, libraries, nvml)
+            config.write_text(f"sampling_interval_ms: 10\npm_sampling: {{library: {library}, {settings}}}\n")
+            driver = fake_nvml.Scenario(tmp_path, libraries, NVML)
             profiler = fake_cupti.CuptiScenario(tmp_path, libraries, textwrap.dedent(cupti))
-            flags = ("--log.format=json", f"--config.file={config}")
+            flags = ("--log.format=json", f"--config.file={config}", *flags)
             exporter = stack.enter_context(run_exporter(tmp_path, *flags, env=driver.env | profiler.env))
             return Machine(driver, profiler, exporter)
 
@@ -162,6 +161,18 @@ def test_pause_over_http(start: Start) -> None:
     assert_nothing_is_zero(machine)
     assert machine.exporter.post("/-/resume") == 200
     machine.exporter.wait_for(lambda s: pm_seconds(s) > pm_seconds(paused) + 0.2)
+
+
+def test_j01_the_hosts_profilers(start: Start, tmp_path: Path) -> None:
+    """J01: in a container they are in the /proc that is mounted there; they get the counters while they run."""
+    host = ProcTree(tmp_path / "proc")
+    machine = start(CUPTI, f"--path.procfs={host.root}", settings="mode: auto")
+    machine.exporter.wait_for(lambda s: pm_seconds(s) > 0.2)
+    host.add(4711, comm=b"ncu")
+    machine.wait_for_state("paused", "ncu runs")
+    assert machine.helper() == 0
+    host.remove(4711)
+    machine.wait_for_state("active")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from gpu_hpc_exporter.config import PmSampling
 from gpu_hpc_exporter.sources.profilers import ProfilerWatch
 
 NAMES = ("ncu", "nv-nsight-cu-cli", "dcgmproftester*")
+REAL = f"ncu{os.getpid()}"
+"""What real processes are called here: exporters of tests that run beside these give way to real profilers."""
 
 
 class Proc:
@@ -135,6 +138,20 @@ def test_a_pid_before_its_process(proc: Proc) -> None:
         proc.later(0.1)
         watch.poll()
     assert proc.reads.count("102/comm") == 2
+
+
+def test_another_namespaces_proc(proc: Proc) -> None:
+    """The host's /proc in a container: loadavg tells of the container's pids, so the host's are listed."""
+    (proc.root / "self").symlink_to("47")
+    proc.run(47, "python3")
+    watch = proc.watch()
+    assert watch.poll() == ""
+    proc.reads.clear()
+    proc.run(31, "ncu")  # below the others: the host's pids have begun anew
+    assert watch.poll() == "ncu (pid 31)"
+    assert "47/comm" not in proc.reads
+    proc.end(31)
+    assert watch.poll() == ""
 
 
 @pytest.mark.parametrize(("first", "last"), [(100, 140), (100, 5000), (32000, 310), (32000, 20)])
@@ -317,10 +334,17 @@ def copy_of_sleep(folder: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["ncu", "nsys", "nv-nsight-cu-cli", "dcgmproftester12"])
+def test_names_by_default(proc: Proc, name: str) -> None:
+    """The profilers that hold the counters, by the names that the kernel keeps of them."""
+    proc.run(50, name[:15])
+    assert ProfilerWatch(PmSampling().yield_to, proc.root).poll() == f"{name[:15]} (pid 50)"
+
+
+@pytest.mark.parametrize("name", [REAL, f"{REAL}-with-a-long-name"], ids=["short", "long"])
 def test_a_real_process(tmp_path: Path, name: str) -> None:
-    """The real /proc and the default names: found within a few polls, gone when it has ended, as a zombie too."""
+    """The real /proc: found within a few polls, gone when it has ended, as a zombie too."""
     program = copy_of_sleep(tmp_path, name)
-    watch = ProfilerWatch(PmSampling().yield_to)
+    watch = ProfilerWatch((name,))
     assert watch.poll() == ""
     with subprocess.Popen([program, "60"]) as process:
         wait_for(lambda: watch.poll() == f"{name[:15]} (pid {process.pid})")
@@ -329,16 +353,16 @@ def test_a_real_process(tmp_path: Path, name: str) -> None:
 
 
 def test_a_real_wrapper_that_thinks_first(tmp_path: Path) -> None:
-    """A shell script called ncu that starts the program ncu, as NVIDIA's does, after a while."""
-    program = copy_of_sleep(tmp_path, "ncu")
-    script = tmp_path / "bin" / "ncu"
+    """A shell script that starts the program of its own name, as NVIDIA's ncu does, after a while."""
+    program = copy_of_sleep(tmp_path, REAL)
+    script = tmp_path / "bin" / REAL
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nsleep 0.3\nexec "{program}" 60\n')
     script.chmod(0o755)
-    watch = ProfilerWatch(("ncu",))
+    watch = ProfilerWatch((REAL,))
     watch.poll()
     with subprocess.Popen([str(script)]) as process:
-        expected = f"ncu (pid {process.pid})"
+        expected = f"{REAL} (pid {process.pid})"
         wait_for(lambda: watch.poll() == expected)
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
@@ -349,14 +373,14 @@ def test_a_real_wrapper_that_thinks_first(tmp_path: Path) -> None:
 
 def test_a_real_thread(tmp_path: Path) -> None:
     """An old process that turns into a profiler and starts a thread is found long before the regular listing."""
-    python = tmp_path / "ncu"
+    python = tmp_path / REAL
     python.symlink_to(sys.executable)
     script = (
         "import threading, time; input(); threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); input()"
     )
     with subprocess.Popen(["sh", "-c", f"read line; exec {python} -c '{script}'"], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
-        watch = ProfilerWatch(("ncu",))
+        watch = ProfilerWatch((REAL,))
         began = time.monotonic()
         watch.poll()
         while time.monotonic() - began < 4:  # until it is young no more
@@ -364,7 +388,7 @@ def test_a_real_thread(tmp_path: Path) -> None:
             time.sleep(0.1)
         process.stdin.write(b"\n\n")
         process.stdin.flush()
-        wait_for(lambda: watch.poll() == f"ncu (pid {process.pid})")
+        wait_for(lambda: watch.poll() == f"{REAL} (pid {process.pid})")
         assert time.monotonic() - began < 10  # when all processes are listed again
         process.kill()
 

@@ -119,6 +119,7 @@ def _probe(place: Place, *, samples_pm: bool) -> Iterator[Line | str]:
     settings = place.config.pm_sampling
     order = Order(
         str(place.driver_root),
+        str(place.procfs),
         tuple(device_files(place)),
         round(place.config.sampling_interval_ms * 1e6),
         place.timeout_s,

@@ -53,6 +53,7 @@ class Order(msgspec.Struct, frozen=True):
     """What to look at. pm_sampling: None where somebody else samples. device_files: to be opened, as a driver does."""
 
     driver_root: str
+    procfs: str
     device_files: tuple[str, ...]
     interval_ns: int
     timeout_s: float
@@ -193,7 +194,7 @@ def _sample(order: Order) -> None:
     notes = _Notes(samples_pm=order.pm_sampling is not None)
     watches = CallWatches()
     settings = order.pm_sampling or PmSampling(mode="off")
-    pm = PmSampler(notes, settings, order.interval_ns, Patience(start=order.timeout_s))
+    pm = PmSampler(notes, settings, order.interval_ns, Patience(start=order.timeout_s), Path(order.procfs))
     nvml = NvmlSampler(pm, Pace(order.interval_ns), Path(order.driver_root), watches)
     if order.pm_sampling is not None:
         pm.start()

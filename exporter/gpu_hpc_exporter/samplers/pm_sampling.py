@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import sub
+from pathlib import Path
 from typing import Final
 
 from gpu_hpc_exporter.config import PmSampling
@@ -45,6 +46,7 @@ from gpu_hpc_exporter.sources.pm_sampling.protocol import (
     Unusable,
     Windows,
 )
+from gpu_hpc_exporter.sources.procfs import PROC
 from gpu_hpc_exporter.sources.profilers import ProfilerWatch
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,7 @@ class PmSampler:
         settings: PmSampling,
         interval_ns: int,
         patience: Patience = Patience(),
+        procfs: Path = PROC,
     ) -> None:
         self._sink = sink
         self._patience = patience
@@ -115,7 +118,8 @@ class PmSampler:
         """GPUs that were away meanwhile: whoever forgot their states has to be told again."""
         self._paused_until = 0.0
         self._pause_reason = ""
-        self._profilers = ProfilerWatch(settings.yield_to)
+        self._procfs = procfs
+        self._profilers = ProfilerWatch(settings.yield_to, procfs)
         self._clear_since = 0.0
         self._next_start = 0.0
         self._backoff_s = patience.first_backoff
@@ -160,7 +164,7 @@ class PmSampler:
                 return
             self._settings = settings
             self._interval_ns = interval_ns
-            self._profilers = ProfilerWatch(settings.yield_to)
+            self._profilers = ProfilerWatch(settings.yield_to, self._procfs)
             self._next_start = 0.0
         self._changed.set()
 
