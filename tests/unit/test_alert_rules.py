@@ -256,7 +256,16 @@ def test_alert_says_what_is_wrong_and_what_to_do(alert: Alert) -> None:
     for value in re.findall(r"=({{.*?}})", notes["dashboard_url"]):
         assert "urlquery" in value, "what is put into a URL must be escaped"
     whose = r"gpu:(?:owner|job):info(?!({[^}]*})?\[)"
-    assert not re.search(whose, rule["expr"]), "a missed scrape takes the owner away"
+    at_once = re.sub(r"max_over_time\(\(.*?\)\[\d+m:1m\]\)", "", rule["expr"])
+    assert not re.search(whose, at_once), "a missed scrape takes the owner away"
+
+
+@every_alert
+def test_alert_names_the_mig_instance(alert: Alert) -> None:
+    """Instances of a GPU have its index: only their UUIDs tell them apart. The board's own faults are the GPU's."""
+    summary = alert.rule["annotations"]["summary"]
+    if "$labels.gpu" in summary and (alert.file.stem != "hardware" or alert.name == "GpuHpcMemoryNearlyFull"):
+        assert '{{ if match "^MIG-" $labels.uuid }} {{ $labels.uuid }}{{ end }}' in summary
 
 
 @every_alert

@@ -71,7 +71,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "UtilizationMisleading": "The busy number is copies or one resident warp. Judge this GPU by its SM activity, and "
     "see where its time went on the dashboard.",
     "GpuStarved": "Look for what the GPU waits for: the input pipeline, synchronisation with the host, the overhead of "
-    "many short launches. The panels of kernels and of the host tell them apart.",
+    "many short launches. The kernel agent tells them apart: start the job as `gpu-hpc-exporter run -- COMMAND`.",
     "IdleButAllocated": "Release the GPU: end the job, or let it ask for fewer.",
     "SmallCopyStorm": "A tensor on the CPU takes part in the GPU's work and is copied each time. Create it where it is "
     "used: `torch.arange(..., device=x.device)`. Look for `torch.arange`, `torch.tensor`, masks and indices without "
@@ -186,13 +186,12 @@ def _of_class(name: BottleneckClass, seen: Seen) -> Verdict:
         case "pcie_bound":
             return _pcie(seen)
         case "nvlink_bound":
-            text = f"NVLink saturated{job}: NVLink {nvlink} of what is reachable, SM {sm}"
+            text = f"NVLink saturated{job}: NVLink {nvlink} of what is reachable, busiest pipe {sm}"
             return Verdict("nvlink_saturated", text, ADVICE["NvlinkSaturated"], "NvlinkSaturated")
         case "dram_bound":
             idle = seen.intensity.get("sm", 1.0) < th.L2_THRASH_SM
-            text = (
-                f"DRAM saturated{' while the SMs idle' if idle else ''}{job}: DRAM {dram} of what is reachable, SM {sm}"
-            )
+            beside = " while the SMs idle" if idle else ""
+            text = f"DRAM saturated{beside}{job}: DRAM {dram} of what is reachable, busiest pipe {sm}"
             alert = "DramSaturatedSmIdle" if idle and seen.intensity.get("dram", 0.0) > th.DRAM_SATURATED else ""
             return Verdict("dram_saturated", text, ADVICE["DramSaturatedSmIdle"], alert)
         case "l2_thrash":
@@ -242,10 +241,10 @@ def _pcie(seen: Seen) -> Verdict:
         return _pageable(pageable)
     key, way = "PcieSaturated", "(direction unknown)"
     if to_gpu is not None and to_host is not None:
-        key, way = (f"{key} to GPU", "host to gpu") if to_gpu >= to_host else (f"{key} to host", "gpu to host")
+        key, way = (f"{key} to GPU", "host to GPU") if to_gpu >= to_host else (f"{key} to host", "GPU to host")
     text = (
         f"Host link saturated {way}{_in_job(seen)}: PCIe {_percent(seen.intensity.get('pcie'))} of what is reachable, "
-        f"SM {_percent(seen.intensity.get('sm'))}{_misleading(seen)}"
+        f"busiest pipe {_percent(seen.intensity.get('sm'))}{_misleading(seen)}"
     )
     return Verdict("pcie_saturated", text, ADVICE[key], "PcieSaturated")
 
@@ -257,8 +256,8 @@ def _starved(seen: Seen, share: float) -> Verdict:
         if reason is not None:
             return reason
     text = (
-        f"GPU starved{_in_job(seen)}: in {_percent(share)} of its busy time kernels were too few or too small, or only "
-        f"copies ran; busy {_percent(1 - seen.class_share.get('idle', 0.0))} of the time{_misleading(seen)}"
+        f"GPU starved{_in_job(seen)}: in {_percent(share)} of the time that was not idle, kernels were too few or too "
+        f"small, or only copies ran; idle {_percent(seen.class_share.get('idle', 0.0))} of the time{_misleading(seen)}"
     )
     return Verdict("starved", text, ADVICE["GpuStarved"], "GpuStarved")
 
