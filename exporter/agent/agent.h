@@ -105,7 +105,7 @@ void pairs_launch(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_
 void pairs_graph(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end);
 void pairs_copy_call(uint32_t correlation, uint32_t thread, uint64_t begin, uint64_t end);
 void pairs_kernel(uint32_t correlation, uint32_t device, uint32_t slot, uint64_t start, uint32_t interval);
-void pairs_timeless_kernel(uint32_t correlation, uint32_t device); /* whose record has no valid times */
+void pairs_timeless_kernel(uint32_t correlation, uint32_t device); /* whose record counts not: it has no valid times */
 void pairs_copy(uint32_t correlation, uint32_t device, struct copy_place place, uint32_t interval);
 void pairs_node(uint32_t correlation, uint32_t device, uint32_t interval);
 /* Launches so far, and how many more of them than of kernels are without their other half. */
@@ -176,7 +176,7 @@ struct sums {
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
     uint64_t graphs; /* calls that launch one, */
-    uint64_t edge_graphs; /* and those at the window's edges */
+    uint64_t edge_graphs; /* and those at the window's edges, whose time is not known */
     /* Kernels, launches that are known (those that found no kernel may have lost it here), and nodes of graphs. */
     struct launched {
         uint64_t kernels, launches, nodes;

@@ -1,7 +1,7 @@
 /* The memory that CUPTI fills with records.
  *
- * A fixed arena of large buffers; when CUPTI has them all, small ones whose records are only counted; when it has
- * those too, none. CUPTI's callbacks run on the program's threads: they set bits, and our own thread does the rest.
+ * A fixed arena of large buffers; when CUPTI has them all (it gives each thread its own), small ones; when it has those
+ * too, none. CUPTI's callbacks run on the program's threads: they set bits, and our own thread does the rest.
  * Buffers that are not ours (another tool registered its callbacks, and ours were called with its buffers) are left
  * alone. After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
 #define _GNU_SOURCE
@@ -16,7 +16,6 @@ enum {
     LARGE = 64, LARGE_SIZE = 1 << 20, /* 5,000 kernels each; at 1 M records/s 0.3 s of delay */
     SMALL = 1024, SMALL_SIZE = 4096,
     WORD = 64, BUFFERS = LARGE + SMALL, WORDS = BUFFERS / WORD,
-    LARGE_WORDS = LARGE / WORD,
 };
 static_assert(LARGE % WORD == 0 && SMALL % WORD == 0, "bits fill their words");
 
@@ -128,7 +127,7 @@ void buffers_drain(bool keep)
             uint8_t *buffer = place_of(index, &size);
             bool ours = atomic_load(&epochs[index]) > forgotten;
             if (filled[index])
-                records_take(buffer, filled[index], keep && index < LARGE && ours);
+                records_take(buffer, filled[index], keep && ours);
         }
         /* First no longer returned, then here: in between it counts as with CUPTI, which delays but loses nothing. */
         atomic_fetch_and(&returned[word], ~bits);

@@ -15,7 +15,6 @@
 /* CUptiResult */
 enum {
     CUPTI_OK = 0,
-    CUPTI_MAX_LIMIT_REACHED = 12,
     CUPTI_SUBSCRIBER_TAKEN = 39, /* CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED */
     CUPTI_QUITTING = -1,         /* ours: the process exits, nothing was called */
 };

@@ -77,7 +77,9 @@ static void *run(void *unused)
         }
         sleep_until(next < next_beat ? next : next_beat, seen);
     }
-    return NULL;
+    /* The process exits. A thread's end runs whatever CUPTI has for it, which is being torn down: this one has none. */
+    for (;;)
+        pause();
 }
 
 /* In a fork's child there is no thread of ours, and CUDA does not work. */

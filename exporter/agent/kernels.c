@@ -116,7 +116,6 @@ static uint32_t find_slot(uint32_t device, const char *text, const struct shape 
         return slot;
     }
     full = true;
-    slots[AGENT_KERNELS + device].device = device;
     return AGENT_KERNELS + device;
 }
 

@@ -195,7 +195,8 @@ struct agent_header {
     uint64_t node_records;      /* kernels, copies and sets inside graphs, kept or not */
     uint64_t windows_published; /* also the number of the last one, agent_kernel.window */
     uint64_t windows_discarded; /* incomplete after the longest wait, without the kernels of
-                                   launches (repair.c), or a profiler began in them */
+                                   launches (repair.c), a profiler began in them, or the
+                                   program was suspended or its clock set */
     uint64_t last_window_ns;    /* CLOCK_REALTIME when the last one was published */
     double window_seconds;      /* the last window's length */
     double period_seconds;      /* from its begin to that of the next; equal to window_seconds: continuous */

@@ -82,9 +82,10 @@ static struct waiting *place_of(uint32_t correlation)
     return w;
 }
 
-/* NULL: there are too many, or it is the number of a free place. */
+/* Where there are too many, the place of one that lacks nothing. NULL: none does, or it is the number of a free place. */
 static struct thread *thread_of(uint32_t id)
 {
+    struct thread *complete = NULL;
     if (!id)
         return NULL;
     for (uint32_t probe = 0; probe < THREADS; probe++) {
@@ -93,8 +94,12 @@ static struct thread *thread_of(uint32_t id)
             thread->id = id;
         if (thread->id == id)
             return thread;
+        if (thread->paired == thread->launches)
+            complete = thread;
     }
-    return NULL;
+    if (complete)
+        *complete = (struct thread){.id = id};
+    return complete;
 }
 
 static void count_launch(uint32_t id, bool is_paired)
@@ -110,7 +115,7 @@ static void count_launch(uint32_t id, bool is_paired)
 static void count_pair(uint32_t id)
 {
     struct thread *thread = thread_of(id);
-    if (thread)
+    if (thread && thread->paired < thread->launches) /* else there was no place for the launch */
         thread->paired++;
 }
 
@@ -278,10 +283,12 @@ void pairs_node(uint32_t correlation, uint32_t device, uint32_t interval)
     }
 }
 
-/* A kernel that came too late for its launch has expired as the launch has: only the difference is missing. */
+/* A kernel and its launch that came too late for each other make no launch missing: one of them, or both, have expired.
+ * Other kernels that wait are those of launches that are not recorded, by the driver's functions. */
 struct unpaired pairs_unpaired(void)
 {
-    uint64_t calls = open.launches + expired_launches, kernels = open.kernels + expired_kernels;
+    uint64_t late = open.kernels < expired_launches ? open.kernels : expired_launches;
+    uint64_t calls = open.launches + expired_launches, kernels = expired_kernels + late;
     return (struct unpaired){launches, calls > kernels ? calls - kernels : 0};
 }
 

@@ -72,8 +72,8 @@ static void take_kernel(const uint8_t *record)
     const char *name = (const char *)(uintptr_t)u64_at(record, KERNEL_NAME);
     count_work(in_graph);
     if (!is_work(start, end, device)) {
-        if (device < AGENT_DEVICES && correlation && !in_graph)
-            pairs_timeless_kernel(correlation, device);
+        if (correlation && !in_graph) /* its launch lacks nothing */
+            pairs_timeless_kernel(correlation, device < AGENT_DEVICES ? device : sums_main_device());
         return;
     }
     name = name ? name : "";
@@ -198,8 +198,10 @@ static void take_call(const uint8_t *record, int kind)
     enum moment moment = windows_moment(begin);
     if (call == CALL_OTHER || moment == MOMENT_OUTSIDE)
         return;
-    if (!end) /* it went on while its function was switched off: its end is never noted */
+    if (!end) { /* it went on while its function was switched off: its end is never noted */
+        sums.edge_graphs += call == CALL_GRAPH;
         return;
+    }
     if (!is_valid(begin, end))
         return;
     if (call == CALL_LAUNCH && !windows_have_kernels()) {

@@ -207,9 +207,13 @@ static void add_device(struct agent_device *to, const struct agent_device *windo
     to->used = window->used;
 }
 
-static void add_kernel(struct agent_kernel *to, struct agent_kernel *window, uint64_t number)
+static void add_key(struct agent_kernel *to, const struct agent_kernel *window)
 {
-    memcpy(to, window, offsetof(struct agent_kernel, executions)); /* the key */
+    memcpy(to, window, offsetof(struct agent_kernel, executions));
+}
+
+static void add_kernel(struct agent_kernel *to, const struct agent_kernel *window, uint64_t number)
+{
     to->executions += window->executions;
     to->launches += window->launches;
     to->ns += window->ns;
@@ -273,15 +277,18 @@ static void add_counts(struct agent_header *h)
     h->node_records += sums.nodes;
 }
 
-static void add_strings(struct agent_file *file)
+/* Slots that are new, with their keys, though discarded windows may be all that they have had: readers look once. */
+static void add_names(struct agent_file *file)
 {
-    static uint32_t known; /* not from the file: it is in the hands of others too */
+    static uint32_t known, slots; /* not from the file: it is in the hands of others too */
     uint32_t used;
     const char *strings = kernels_strings(&used);
     memcpy(file->strings + known, strings + known, used - known);
     known = used;
+    for (; slots < kernels_count(); slots++)
+        add_key(&file->kernels[slots], kernels_at(slots));
     file->header.strings_used = used;
-    file->header.kernels = kernels_count();
+    file->header.kernels = slots;
     if (kernels_full())
         file->header.flags |= AGENT_FLAG_NAMES_FULL;
 }
@@ -298,7 +305,7 @@ void sums_publish(const struct finished *window)
         h->windows_published++;
         h->last_window_ns = realtime_ns();
         add_counts(h);
-        add_strings(file);
+        add_names(file);
         for (uint32_t i = 0; i < AGENT_DEVICES; i++)
             if (sums.devices[i].used)
                 add_device(&file->devices[i], &sums.devices[i]);

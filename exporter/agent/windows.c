@@ -21,6 +21,8 @@
 #define RELIEF (SECOND / 50)
 #define REPAIR_PATIENCE (SECOND / 20)
 #define REPAIR_FLUSH (SECOND / 500)
+#define LEAP (SECOND / 2)
+#define SUSPENDED (2 * SECOND)
 enum {
     DISCARDS_IN_A_ROW = 6,  /* then windows are of no use in this process */
     STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
@@ -159,9 +161,10 @@ static bool launches_by_driver(void)
     launches += seen->launches + sums.dropped;
     uint64_t alone = kernels - least(launches, kernels);
     bool are_some = alone >= SOME && alone * SHARE > kernels;
+    bool are_nodes_alone = seen->nodes && !sums.graphs && !sums.edge_graphs && !sums.dropped;
     if (kernels >= SOME * SHARE)
         kernels = launches = 0;
-    return cupti_can_record_calls() && (are_some || (seen->nodes && !sums.graphs && !sums.edge_graphs));
+    return cupti_can_record_calls() && (are_some || are_nodes_alone);
 }
 
 static bool knows_graphs(void) { return has_graphs || sums.nodes || sums.graphs; }
@@ -363,6 +366,11 @@ static bool is_clean(uint64_t now)
         stale_waits = 0;
         return true;
     }
+    if (repair_goes_on()) { /* not for as long as this may take: what is lost shows again */
+        repair_end();
+        note_interval_end();
+        tell(AGENT_WAITING);
+    }
     int error = cupti_flush(false);
     if (error)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
@@ -457,9 +465,8 @@ static bool schedule(struct cost cost, uint64_t length)
     double pause = (double)(period - length) * (0.75 + 0.5 * random_share());
     next_begin = window.closed + (uint64_t)pause;
     /* Work that waits longer than a window before it starts would look as if it waited less. */
-    window.length = options.window_ns;
-    if (4 * last_queue_p95 > window.length)
-        window.length = least(4 * last_queue_p95, LONGEST_WINDOW);
+    uint64_t longer = least(4 * last_queue_p95, LONGEST_WINDOW);
+    window.length = longer > options.window_ns ? longer : options.window_ns;
     return period <= options.longest_period_ns;
 }
 
@@ -535,12 +542,17 @@ static void close_window(uint64_t now)
         tell(AGENT_WAITING);
 }
 
-static void discard_window(uint64_t now)
+static void throw_away(uint64_t now)
 {
     sums_discard();
     stale_epoch = window.epoch;
     phase = IDLE;
     next_begin = now + period;
+}
+
+static void discard_window(uint64_t now)
+{
+    throw_away(now);
     bool was_longest = patience >= options.drain_ns;
     patience = least(2 * patience, options.drain_ns);
     if (was_longest && ++discards >= DISCARDS_IN_A_ROW) /* before, it was perhaps only given up too early */
@@ -569,9 +581,19 @@ static void finish_try(uint64_t now)
     note_interval_end();
     if (!continuous) { /* it has cost as much as a window of that length */
         double windows = 1 + (double)repair_spent() / (double)window.length;
-        next_begin = now + (uint64_t)((double)period * windows);
+        next_begin = now + least((uint64_t)((double)period * windows), options.longest_period_ns);
     }
     tell(AGENT_WAITING);
+}
+
+/* Whether the program or the machine was suspended, or the clock of the records was set, in what was traced until then
+ * since the last mark: a wait may seem to have taken hours, and a launch to have come before the window. */
+static bool is_disturbed(uint64_t until)
+{
+    uint64_t from = mark.last_time ? mark.last_time : window.begin;
+    uint64_t clock = cupti_now() - from, passed = monotonic_ns() - mark.last_at;
+    uint64_t apart = clock > passed ? clock - passed : passed - clock;
+    return apart > LEAP || until > mark.due + SUSPENDED + (continuous ? options.drain_ns : 0);
 }
 
 /* All its records are here. */
@@ -579,6 +601,8 @@ static void finish_window(uint64_t now)
 {
     if (repair_goes_on())
         finish_try(now);
+    else if (is_disturbed(window.closed))
+        throw_away(now);
     else if (with_kernels && repair_begins(now, false))
         begin_repair(now);
     else
@@ -666,6 +690,10 @@ static bool is_too_dear(double cost)
 
 static void publish_mark(bool complete, uint64_t now)
 {
+    if (is_disturbed(mark.at)) { /* and what came after the mark */
+        close_window(now);
+        return;
+    }
     struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
                                 .has_union = complete && with_kernels, .continues = true};
     struct cost cost = cost_of(finished.traced_ns);
@@ -715,7 +743,7 @@ static uint64_t step_continuous(uint64_t now)
             return now;
         mark.waits = true;
         mark.time = cupti_now();
-        mark.at = now;
+        mark.at = monotonic_ns();
         mark.epoch = buffers_new_epoch();
         mark.next_flush = now;
     }
@@ -725,7 +753,7 @@ static uint64_t step_continuous(uint64_t now)
     buffers_drain(true);
     if (complete)
         publish_mark(true, now);
-    else if (now - mark.at >= options.drain_ns)
+    else if (now >= mark.at + options.drain_ns)
         force_mark(now);
     else
         return mark.next_flush;

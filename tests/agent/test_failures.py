@@ -104,7 +104,7 @@ def test_a_needed_function_is_missing(start: Start, tmp_path: Path, name: str) -
 
 def test_optional_functions_are_missing(start: Start, tmp_path: Path) -> None:
     """It traces without them."""
-    agent = start()
+    agent = start(MODE="continuous")
     cupti = tmp_path / "libcupti.so.13"
     fake_activity.build_cupti(cupti, agent.programs.cupti.parent / "libfake_activity.so", missing=OPTIONAL)
     agent.do(f"load {cupti}", "version 28", "init", "context 0")
@@ -207,7 +207,7 @@ def test_other_failing_calls_do_not_matter(start: Start, name: str) -> None:
 @pytest.mark.parametrize("name", ["cuDeviceGetUuid_v2", "cuDevicePrimaryCtxGetState"])
 def test_a_failing_driver(start: Start, name: str) -> None:
     """A device without a UUID is still counted; contexts that cannot be seen are waited for."""
-    agent = start(ATTACH_SECONDS="0.1")
+    agent = start(MODE="continuous", ATTACH_SECONDS="0.1")
     agent.begin(f"fault {name} code=999")
     agent.wait(lambda now: now.header.state == State.TRACING)
     agent.do("kernel a")
@@ -259,9 +259,10 @@ def test_ten_thousand_buffers(start: Start, version: int) -> None:
     agent.do("stall 0")
     now = agent.wait(lambda now: now.header.records_dropped > 0)
     agent.do("kernel a count=3 call=0")
-    now = agent.wait(lambda now: "a" in now.kernels() and now.kernels()["a"].executions == 64 + 3)
-    assert now.header.records_dropped == 10_000 - 64
-    assert now.header.records_kept == 67
+    room = 64 + 1024
+    now = agent.wait(lambda now: "a" in now.kernels() and now.kernels()["a"].executions == room + 3)
+    assert now.header.records_dropped == 10_000 - room
+    assert now.header.records_kept == room + 3
 
 
 @pytest.mark.parametrize("version", [18, 26, 27])
@@ -331,7 +332,7 @@ def test_a_file_that_may_not_grow(programs: fake_activity.Programs, tmp_path: Pa
         assert "no file can be made" in process.stderr.readline()
         process.stdin.write("kernel a count=100\nexit 0\n")
         process.stdin.flush()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert list(small_directory.iterdir()) == []
     del tmp_path
 

@@ -25,7 +25,7 @@ def test_a_profiler_that_was_first_keeps_everything(start: Start) -> None:
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
 def test_a_profiler_that_begins_in_a_window_gets_all(start: Start, mode: str) -> None:
     """J08: it has replaced our callbacks; our kinds are its kinds now, so we do not disable them."""
-    agent = start(MODE=mode, WINDOW_SECONDS="0.3")
+    agent = start(MODE=mode, WINDOW_SECONDS="1", PERIOD_SECONDS="1.5")
     agent.trace()
     agent.do("kernel ours count=10", "profile", "kernel its count=200")
     now = agent.wait(lambda now: now.state == PAUSED)
@@ -40,7 +40,7 @@ def test_a_profiler_that_begins_in_a_window_gets_all(start: Start, mode: str) ->
 
 def test_a_profiler_that_begins_in_a_pause(start: Start) -> None:
     """J08: seen before the next window."""
-    agent = start(PERIOD_SECONDS="0.3")
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
     agent.trace()
     agent.do("kernel ours count=10")
     agent.published()
@@ -81,7 +81,7 @@ def test_it_resumes_when_configured(start: Start, *, keeps_slot: bool) -> None:
 
 def test_buffers_that_come_back_after_all(start: Start) -> None:
     """What was written before the profiler came does not fall into a window after it."""
-    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.008", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.008", WINDOW_SECONDS="0.5", PERIOD_SECONDS="0.6")
     agent.trace()
     agent.do("stall 1", "kernel before count=10", "profile")
     agent.wait(lambda now: now.state == PAUSED)

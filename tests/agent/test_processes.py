@@ -77,7 +77,7 @@ def test_exit_while_a_call_hangs(start: Start) -> None:
     """The exit waits for it 100 ms, not for ever."""
     agent = start(MODE="continuous")
     agent.trace()
-    agent.do("slow cuptiActivityFlushAll ms=30000")
+    agent.do("slow cuptiActivityFlushAll ms=600000")
     flushes = agent.calls()["cuptiActivityFlushAll"]
     fake_activity.until(lambda: agent.calls()["cuptiActivityFlushAll"] > flushes)
     assert agent.end() == 0
@@ -100,7 +100,7 @@ def test_sigkill(start: Start) -> None:
     agent.do("kernel a count=1000")
     agent.wait(lambda now: "a" in now.kernels())
     agent.process.send_signal(signal.SIGKILL)
-    assert agent.process.wait(10) == -signal.SIGKILL
+    assert agent.process.wait(60) == -signal.SIGKILL
     now = read(agent.path)
     assert now.kernels()["a"].executions == 1000
     assert not is_locked(agent.path)
@@ -269,7 +269,7 @@ def test_a_program_without_standard_descriptors(programs: fake_activity.Programs
         assert [fd > 2 for fd, target in files.items() if target == path] == [True]
         process.stdin.write("exit 0\n")
         process.stdin.flush()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_changed_file_leads_nowhere(start: Start) -> None:

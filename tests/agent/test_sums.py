@@ -150,7 +150,7 @@ def test_a_driver_s_program_of_few_long_kernels(start: Start) -> None:
     agent = start(**SOON)
     agent.trace()
     agent.send("kernel long driver=1 ns=60000000 count=200 every_us=90000")
-    fake_activity.until(lambda: has_known_launches(agent), 12)
+    fake_activity.until(lambda: has_known_launches(agent))
 
 
 def test_a_driver_s_program_whose_nodes_are_not_wanted(start: Start) -> None:
@@ -162,7 +162,7 @@ def test_a_driver_s_program_whose_nodes_are_not_wanted(start: Start) -> None:
         agent.do("graph g driver=1 nodes=6000 ns=1")
         return has_known_launches(agent)
 
-    fake_activity.until(is_known, 10)
+    fake_activity.until(is_known)
 
 
 def test_a_driver_s_program_that_is_stopped_early(start: Start) -> None:
@@ -177,25 +177,49 @@ def test_a_driver_s_program_that_is_stopped_early(start: Start) -> None:
     assert has_known_launches(agent)
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        ["stall 1", "kernel a reversed=1", "set threads=62", "sync 4 count=26213", "kernel a reversed=1 count=500"],
-        ["kernel a reversed=1 count=20000 threads=4"],
-    ],
-    ids=["dropped calls", "calls that come too late for the places"],
+NO_ROOM_FOR_CALLS = (
+    *("stall 1", "kernel a reversed=1"),  # its record is in a buffer of its own, lane 1
+    *("set threads=600", "set threads=486", "sync 4 count=26213"),
 )
-def test_launches_that_got_lost_are_no_driver_s(start: Start, work: list[str]) -> None:
-    """Kernels come without their launches, though the runtime launched them."""
-    agent = start(WINDOW_SECONDS="2", PERIOD_SECONDS="2.1")
+"""There is one buffer left to write to, that of the kernels."""
+
+
+def publish_second_half(start: Start, before: tuple[str, ...], work: tuple[str, ...]) -> tuple[Agent, Snapshot]:
+    """A program, and its first window: `before` comes when it has opened, `work` in its second half."""
+    agent = start(WINDOW_SECONDS="3", PERIOD_SECONDS="3.1")
     agent.trace()
-    agent.do("base in=0", "until 1050000000", *work)
+    agent.do("base in=0", *before, "until 1550000000", *work)
     agent.wait(lambda now: now.header.state == State.WAITING)
     agent.do("stall 0")
     now = agent.wait(lambda now: now.header.windows_published == 1)
-    assert now.header.records_unmatched > 400
     assert now.header.windows_discarded == 0
     agent.wait(lambda now: now.header.state == State.TRACING)
+    return agent, now
+
+
+@pytest.mark.parametrize(
+    ("before", "work"),
+    [(NO_ROOM_FOR_CALLS, ("kernel a reversed=1 count=500",)), ((), ("kernel a reversed=1 count=20000 threads=4",))],
+    ids=["dropped calls", "calls that come too late for the places"],
+)
+def test_launches_that_got_lost_are_no_driver_s(start: Start, before: tuple[str, ...], work: tuple[str, ...]) -> None:
+    """Kernels come without their launches, though the runtime launched them."""
+    agent, now = publish_second_half(start, before, work)
+    assert now.header.records_unmatched > 400
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
+
+
+@pytest.mark.parametrize(
+    ("before", "work"),
+    [((), ("unfinished graph", "graph g nodes=50 call=0")), (NO_ROOM_FOR_CALLS, ("graph g nodes=50 lane=1",))],
+    ids=["cut off", "dropped"],
+)
+def test_a_graph_whose_launch_is_not_recorded_is_no_driver_s(
+    start: Start, before: tuple[str, ...], work: tuple[str, ...]
+) -> None:
+    """It went on while the runtime's functions were switched off, or there was no room for it."""
+    agent, now = publish_second_half(start, before, work)
+    assert now.kernels()["g"].executions == 50
     assert "cuptiActivityEnableDriverApi" not in agent.calls()
 
 
@@ -360,6 +384,28 @@ def test_a_device_beyond_the_file_s_room_is_dropped(continuous: Agent) -> None:
     now = wait_executions(continuous, 1)
     assert now.kernels(15).keys() == {"b"}
     assert now.header.records_dropped == 3
+
+
+def test_kernels_on_such_a_device_are_not_lost_ones(start: Start) -> None:
+    """Their launches lack nothing: windows of programs that use many devices are published."""
+    agent = start(**SOON)
+    agent.trace()
+    agent.do("kernel a device=16 count=500", "kernel b count=10")
+    now = agent.wait(lambda now: "b" in now.kernels())
+    assert (now.header.windows_discarded, now.header.records_dropped, now.header.records_unmatched) == (0, 500, 0)
+    assert now.device().launch_api_calls == 510
+
+
+@pytest.mark.parametrize("threads", [64, 200])
+def test_more_threads_than_large_buffers(start: Start, threads: int) -> None:
+    """CUPTI gives each thread a buffer of its own: nothing is lost, as long as there are any."""
+    agent = start(WINDOW_SECONDS="60", PERIOD_SECONDS="60")
+    agent.trace()
+    agent.do(f"kernel a count=40 threads={threads} every_us=10000", "entry gpu_hpc_agent_stop")
+    now = agent.wait(lambda now: now.header.windows_published == 1)
+    kernel = now.kernels()["a"]
+    assert (kernel.executions, kernel.latency_count) == (40 * threads, 40 * threads)
+    assert now.header.records_dropped == 0
 
 
 @pytest.mark.parametrize("buffers", ["kinds", "global_buffers"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from itertools import pairwise
 
@@ -13,6 +14,8 @@ from fake_activity.agent_file import Reason, Snapshot, State
 
 LONG = {"WINDOW_SECONDS": "0.4", "PERIOD_SECONDS": "1.2"}
 """Long enough to say something in a window, on a busy machine too."""
+ROOMY = {"WINDOW_SECONDS": "1", "PERIOD_SECONDS": "3"}
+"""Where all that is said must fall into the first one."""
 
 
 def wait_state(agent: Agent, state: State) -> Snapshot:
@@ -22,7 +25,7 @@ def wait_state(agent: Agent, state: State) -> Snapshot:
 
 def test_a_window_has_what_was_launched_in_it(start: Start) -> None:
     """Work of before and after leaves no record; kinds are enabled only while tracing."""
-    agent = start(**LONG)
+    agent = start(**ROOMY)
     agent.begin()
     agent.do("kernel before count=100")
     wait_state(agent, State.TRACING)
@@ -61,15 +64,15 @@ def test_denominators_are_the_windows(start: Start) -> None:
 
 def test_a_window_waits_for_work_that_runs_later(start: Start) -> None:
     """A kernel that ends long after the window belongs to it, with launch and time; it waits for it."""
-    agent = start(**LONG)
+    agent = start(**ROOMY)
     agent.trace()
-    agent.do("kernel long ns=1000000000")
+    agent.do("kernel long ns=1800000000")
     now = agent.wait(lambda now: now.header.windows_published == 1)
     kernel = now.kernels()["long"]
-    assert (kernel.ns, kernel.latency_count) == (1_000_000_000, 1)
+    assert (kernel.ns, kernel.latency_count) == (1_800_000_000, 1)
     # B is the end of the only stream's work: it was busy all the time from A on.
-    assert now.device().device_traced_ns == now.device().busy_ns == 1_000_000_000
-    assert 390_000_000 < now.device().traced_ns < 990_000_000
+    assert now.device().device_traced_ns == now.device().busy_ns == 1_800_000_000
+    assert 990_000_000 < now.device().traced_ns < 1_790_000_000
 
 
 def test_calls_while_it_opens_and_closes(start: Start) -> None:
@@ -89,7 +92,7 @@ def test_calls_while_it_opens_and_closes(start: Start) -> None:
 
 def test_the_last_window_s_latency(start: Start) -> None:
     """Each slot says what its last window had, and which one that was."""
-    agent = start(**LONG)
+    agent = start(**ROOMY)
     agent.trace()
     agent.do("kernel a count=10 delay=3000", "kernel b count=2 ns=10")
     now = agent.wait(lambda now: now.header.windows_published == 1)
@@ -134,6 +137,25 @@ def test_a_thread_beside_one_whose_kernels_are_lost(start: Start) -> None:
     assert agent.hear() == "ok"
     now = agent.published()  # a thread that launches no more is no matter
     assert "a" not in now.kernels()
+
+
+def test_lost_kernels_beside_those_of_the_driver_s_functions(start: Start) -> None:
+    """Kernels whose launches are not recorded, as NCCL's, do not stand for launches whose kernels are lost."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="1.2")
+    agent.trace()
+    agent.do("kernel a count=2000 threads=1", "kernel nccl driver=1 count=90 threads=1")
+    agent.do("lose 1000000", "kernel b count=60")
+    now = agent.wait(lambda now: now.header.windows_discarded + now.header.windows_published == 1)
+    assert now.header.windows_discarded == 1
+
+
+def test_a_thread_whose_kernels_are_lost_beside_very_many(start: Start) -> None:
+    """More than are counted at a time: those that lack nothing give their places to others."""
+    agent = start(WINDOW_SECONDS="1.5", PERIOD_SECONDS="2")
+    agent.trace("global_buffers")
+    agent.do("kernel few count=2 threads=300", "lose 1000000", "kernel a count=2000 every_us=100")
+    now = agent.wait(lambda now: now.header.windows_discarded + now.header.windows_published == 1)
+    assert now.header.windows_discarded == 1
 
 
 @pytest.mark.parametrize("ids", ["same_id=0", "same_id=1"])
@@ -181,7 +203,8 @@ def test_several_threads_whose_kernels_are_lost(start: Start) -> None:
     agent.published()
     agent.send("kernel a count=100000 every_us=200 threads=6 lose=7")
     now = agent.wait(lambda now: "a" in now.kernels())
-    assert now.header.windows_discarded == 1
+    # One for each thread would be six; a busy machine may hold up a thread while the others come back.
+    assert 1 <= now.header.windows_discarded <= 2
 
 
 @pytest.mark.parametrize(
@@ -206,7 +229,7 @@ def test_launches_without_kernels(start: Start, others: str) -> None:
 
 def test_a_thread_without_a_number_is_not_taken_for_another(start: Start) -> None:
     """Number 0 has no place among those of whose launches the kernels are counted; 233 would get the same."""
-    agent = start(**LONG)
+    agent = start(**ROOMY)
     agent.trace()
     agent.do(*(f"kernel a thread={thread} lane=1 count=50" for thread in (0, 233)), "capture count=50")
     now = agent.published()
@@ -238,7 +261,7 @@ def test_windows_given_up_early_do_not_end_tracing(start: Start) -> None:
 
 def test_a_window_that_never_becomes_complete_is_discarded(start: Start) -> None:
     """Nothing of it is published, it is counted, and its late records do not fall into the next one."""
-    agent = start(DRAIN_SECONDS="0.1", **LONG)
+    agent = start(DRAIN_SECONDS="0.1", **ROOMY)
     agent.trace()
     agent.do("kernel endless ns=60000000000", "kernel short count=50 lane=3")
     now = agent.wait(lambda now: now.header.windows_discarded == 1)
@@ -254,7 +277,7 @@ def test_a_window_that_never_becomes_complete_is_discarded(start: Start) -> None
 
 def test_a_call_that_was_switched_off_before_it_returned(start: Start) -> None:
     """Its record stays unfinished and keeps a thread's buffer; it is none that counts, so that nothing is missing."""
-    agent = start(DRAIN_SECONDS="0.3", **LONG)
+    agent = start(DRAIN_SECONDS="0.3", **ROOMY)
     agent.trace()
     agent.do("unfinished call", "kernel a count=50", "kernel b count=50 threads=2")
     now = agent.wait(lambda now: now.header.windows_published == 1)
@@ -278,9 +301,88 @@ def test_a_wait_stands_for_those_that_cross_the_window_s_ends(start: Start, wait
     assert now.device().sync_ns[4] == pytest.approx(told_ms * 1e6, rel=1e-3)
 
 
+def test_kernels_first_seen_in_a_discarded_window(start: Start) -> None:
+    """Readers look at a new slot's name and device once, as soon as it is among those in use."""
+    agent = start(DRAIN_SECONDS="0.1", **LONG)
+    agent.trace("devices 2")
+    agent.do("kernel seldom device=1", "unfinished kernel")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    wait_state(agent, State.TRACING)
+    agent.do("kernel other")
+    now = agent.published()
+    slots = now.file.kernels[: now.header.kernels]
+    assert [(now.name(k), k.device, k.executions) for k in slots] == [("seldom", 1, 0), ("other", 0, 1)]
+
+
+DISTURBED = {"WINDOW_SECONDS": "0.3", "PERIOD_SECONDS": "0.5", "DRAIN_SECONDS": "0.2"}
+
+
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+@pytest.mark.parametrize("seconds", [10, -10, -7200, 1_700_000_000])
+def test_a_clock_that_is_set_while_it_traces(start: Start, mode: str, seconds: int) -> None:
+    """A wait seems to last for years, calls to have begun before the window: nothing of it is published or learned."""
+    agent = start(MODE=mode, **DISTURBED)
+    agent.trace()
+    ns = seconds * 10**9
+    agent.do("kernel a count=100", f"clock {ns}", "kernel a count=200", f"sync 4 ns={max(ns, 1000)}")
+    now = agent.wait(lambda now: now.header.windows_discarded == 1)
+    assert not now.kernels()
+    wait_state(agent, State.TRACING)
+    agent.do("kernel b count=9 wait_ns=50")
+    now = agent.wait(lambda now: "b" in now.kernels())
+    assert now.kernels().keys() == {"b"}
+    assert now.kernels()["b"].latency_count == 9
+    assert (list(now.device().sync_ns), now.header.windows_discarded) == ([0, 0, 0, 450, 0], 1)
+    assert "cuptiActivityEnableDriverApi" not in agent.calls()
+
+
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_a_program_that_is_suspended_while_it_traces(start: Start, mode: str) -> None:
+    """As schedulers do: that window's waits say nothing, and its length is no reason to trace no more."""
+    agent = start(MODE=mode, LONGEST_PERIOD_SECONDS="2", **DISTURBED)
+    agent.trace()
+    agent.do("kernel a count=100")
+    agent.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # nothing happens that could be awaited
+    agent.process.send_signal(signal.SIGCONT)
+    now = agent.wait(lambda now: now.header.windows_discarded == 1)
+    wait_state(agent, State.TRACING)
+    agent.do("kernel b count=9")
+    now = agent.wait(lambda now: "b" in now.kernels())
+    assert now.device().traced_ns < 2.5e9
+    assert now.header.windows_discarded == 1
+
+
+def test_a_program_that_is_suspended_in_a_repair(start: Start) -> None:
+    """The pause after it is no longer than any."""
+    agent = start(LONGEST_PERIOD_SECONDS="2", **LONG)
+    agent.trace()
+    agent.do("lose 1000000", "kernel a count=4000 every_us=100")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    agent.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # nothing happens that could be awaited
+    agent.process.send_signal(signal.SIGCONT)
+    resumed = time.monotonic()
+    wait_state(agent, State.WAITING)
+    wait_state(agent, State.TRACING)
+    assert time.monotonic() - resumed < 6  # 1.2 s for each window of 0.4 s otherwise: 9 s and more
+
+
+def test_a_repair_whose_records_do_not_come(start: Start) -> None:
+    """The next try would have them in it: the repair is over rather than that it traces in name alone."""
+    agent = start(**LONG)
+    agent.trace()
+    agent.do("lose 1000000", "kernel a count=4000 every_us=100")
+    agent.wait(lambda now: now.header.windows_discarded == 1 and now.intervals()[-1][1] == 0)
+    agent.do("stall 1", "kernel a count=500 every_us=100")
+    agent.wait(lambda now: now.intervals()[-1][1] > 0, 5)
+    agent.do("stall 0")
+    agent.published()
+
+
 def test_work_that_is_never_finished(start: Start) -> None:
     """One lost record costs one window, not the agent."""
-    agent = start(DRAIN_SECONDS="0.1", **LONG)
+    agent = start(DRAIN_SECONDS="0.1", **ROOMY)
     agent.trace()
     agent.do("unfinished kernel", "kernel lost count=5")
     now = agent.wait(lambda now: now.header.windows_discarded == 1)
@@ -482,7 +584,7 @@ def test_long_queues_need_long_windows(start: Start) -> None:
     agent.do("kernel a count=100 delay=100000000")  # in the bucket up to 262 ms
     agent.wait(lambda now: now.header.windows_published == 1)
     wait_state(agent, State.TRACING)
-    now = agent.wait(lambda now: now.header.windows_published == 2, seconds=20)
+    now = agent.wait(lambda now: now.header.windows_published == 2)
     assert now.header.window_seconds == pytest.approx(4 * 0.262144, rel=0.2)
     assert now.header.period_seconds == pytest.approx(3 * 4 * 0.262144)  # the pauses too: still a third of the time
 
@@ -520,7 +622,7 @@ def test_k06_a_thousand_windows_beside_replays_of_graphs(start: Start) -> None:
 
 def test_a_library_loaded_by_the_program_itself(start: Start) -> None:
     """No injection: gpu_hpc_agent_start alone, in a process that already computes."""
-    agent = start()
+    agent = start(MODE="continuous")
     agent.do("unset_injection")
     agent.begin()
     assert not any(agent.directory.iterdir())
@@ -549,7 +651,7 @@ def test_buffers_are_asked_back_before_they_run_out(start: Start) -> None:
     agent.do(*(f"kernel a lane={lane}" for lane in range(1, 31)))
     assert agent.calls().get("cuptiActivityFlushAll", 0) == 0
     agent.do(*(f"kernel a lane={lane}" for lane in range(31, 40)))
-    fake_activity.until(lambda: agent.calls().get("cuptiActivityFlushAll", 0) > 0, 10)
+    fake_activity.until(lambda: agent.calls().get("cuptiActivityFlushAll", 0) > 0)
     assert agent.wait(lambda _: True).header.state == State.TRACING
 
 

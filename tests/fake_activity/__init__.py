@@ -74,7 +74,7 @@ def build_agent(output: Path, *, compiler: str = "gcc", sanitize: Sequence[str] 
     compile_c(output, *flags, *sanitize, *sources, "-ldl", compiler=compiler, folder=AGENT_SOURCE)
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -141,7 +141,7 @@ class Host:
         """Read a line that was not waited for."""
         return self._line()
 
-    def end(self, status: int = 0, seconds: float = 10) -> int:
+    def end(self, status: int = 0, seconds: float = 60) -> int:
         """Let the program exit; return its status."""
         self.send(f"exit {status}")
         return self.process.wait(seconds)

@@ -46,12 +46,12 @@ class Agent(Host):
         assert len(paths) == 1, paths
         return paths[0]
 
-    def wait(self, condition: Callable[[Snapshot], bool], seconds: float = 30) -> Snapshot:
+    def wait(self, condition: Callable[[Snapshot], bool], seconds: float = 60) -> Snapshot:
         """Read the file until the condition holds."""
         self.find(seconds)
         return wait_for(self.path, condition, seconds)
 
-    def find(self, seconds: float = 30) -> Path:
+    def find(self, seconds: float = 60) -> Path:
         """Wait until the file is there."""
         fake_activity.until(lambda: any(self.directory.glob("*.shm")), seconds)
         return self.path

@@ -204,7 +204,7 @@ class Snapshot:
 def read(path: Path) -> Snapshot:
     """Copy a file whose agent is not writing at the moment."""
     offset = Header.sequence.offset
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     with path.open("rb") as file:
         while time.monotonic() < deadline:
             before = struct.unpack("Q", os.pread(file.fileno(), 8, offset))[0]
@@ -215,7 +215,7 @@ def read(path: Path) -> Snapshot:
     raise TimeoutError("the agent never ceases to write")
 
 
-def wait_for(path: Path, condition: Callable[[Snapshot], bool], seconds: float = 30) -> Snapshot:
+def wait_for(path: Path, condition: Callable[[Snapshot], bool], seconds: float = 60) -> Snapshot:
     """Read until the condition holds."""
     deadline = time.monotonic() + seconds
     while True:

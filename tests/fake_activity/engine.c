@@ -17,12 +17,16 @@ Settings settings = {.version = 130001, .driver = 13000, .devices = 1};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static _Atomic int64_t clock_offset;
+
 int64_t realtime(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec + atomic_load(&clock_offset);
 }
+
+void set_clock(int64_t by) { atomic_fetch_add(&clock_offset, by); }
 
 _Noreturn static void misuse(const char *what)
 {
@@ -49,10 +53,32 @@ static int find(const char *name)
     return function_count++;
 }
 
+/* CUPTI has something for each thread that called it, and tidies it up when the thread ends. */
+static pthread_key_t of_thread;
+
+static void end_of_thread(void *unused)
+{
+    (void)unused;
+    if (atomic_load(&exiting))
+        misuse("a thread that used CUPTI ended after the exit began");
+}
+
+static void make_key(void) { pthread_key_create(&of_thread, end_of_thread); }
+
+static void note_thread(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_key);
+    pthread_setspecific(of_thread, &of_thread);
+}
+
 int call(const char *function)
 {
-    if (atomic_load(&exiting))
-        misuse("a call after the exit began");
+    if (strncmp(function, "cu", 2) == 0) { /* ours, not the C library's */
+        if (atomic_load(&exiting))
+            misuse("a call after the exit began");
+        note_thread();
+    }
     pthread_mutex_lock(&lock);
     int i = find(function), code = OK;
     long slow_ms = functions[i].slow_ms, number = ++functions[i].calls;
@@ -427,6 +453,8 @@ void tool_return_foreign(void)
     pthread_mutex_lock(&lock);
     ours = completed;
     pthread_mutex_unlock(&lock);
+    if (!ours)
+        return;
     ours(NULL, 0, foreign, sizeof foreign, sizeof foreign);
     ours(NULL, 0, NULL, 0, 0);
 }

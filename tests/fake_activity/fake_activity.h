@@ -34,6 +34,7 @@ void slow(const char *function, long ms);
 /* Prints `function=calls …` and what was noticed. */
 void print_calls(void);
 int64_t realtime(void);
+void set_clock(int64_t by); /* from now on it is so much later */
 void begin_exit(void); /* any call from now on aborts */
 
 /* ---- Activity (engine.c) ---- */

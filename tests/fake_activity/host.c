@@ -184,10 +184,12 @@ static void launch_graph(char **words, const char *name)
     int64_t nodes = number(words, "nodes", 1), ns = number(words, "ns", 1000);
     uint32_t correlation = next_correlation();
     bool driver = number(words, "driver", 0);
-    append_call(driver ? DRIVER : RUNTIME, driver ? 514 : 311, t.begin, t.end, correlation, 0, 0);
+    if (number(words, "call", 1))
+        append_call(driver ? DRIVER : RUNTIME, driver ? 514 : 311, t.begin, t.end, correlation, 0, 0);
     for (int64_t i = 0; i < nodes; i++) {
         Times node = {.start = t.start + i * ns, .stop = t.start + (i + 1) * ns};
-        append_kernel(words, name, node, number(words, "match", 1) ? correlation : 0, (uint64_t)i + 1, 0);
+        append_kernel(words, name, node, number(words, "match", 1) ? correlation : 0, (uint64_t)i + 1,
+                      (int)number(words, "lane", 0));
     }
 }
 
@@ -200,7 +202,8 @@ static void capture_kernel(void)
     append_call(RUNTIME, 319, now, now, next_correlation(), 0, 0);
 }
 
-/* unfinished call|kernel: a call of a function that was switched off before it returned, or work without an end. */
+/* unfinished call|graph|kernel: a call of a function that was switched off before it returned, cudaFree or
+ * cudaGraphLaunch, or work without an end. */
 static void launch_unfinished(const char *what)
 {
     uint8_t record[256] = {0};
@@ -208,7 +211,7 @@ static void launch_unfinished(const char *what)
     if (!kind_on((int)kind))
         return;
     put32(record, 0, kind);
-    put32(record, 4, 10); /* cudaFree */
+    put32(record, 4, strcmp(what, "graph") == 0 ? 311 : 10);
     put64(record, kind == KERNEL ? 16 : 8, (uint64_t)realtime());
     put64(record, 104, (uint64_t)(uintptr_t)what);
     append(record, record_size(kind), INT64_MAX, 0);
@@ -283,6 +286,8 @@ static void synchronise(char **words)
 
 typedef struct { const char *what; char **words; atomic_int begun; } Work;
 
+enum { MAX_THREADS = 1024 };
+
 static void *work(void *argument)
 {
     Work *w = argument;
@@ -315,16 +320,16 @@ static void *work(void *argument)
 
 static void do_work(const char *what, char **words)
 {
-    pthread_t threads[64];
+    pthread_t threads[MAX_THREADS];
     Work w = {what, words, 0};
     int64_t count = number(words, "threads", 0);
     if (!count) {
         work(&w);
         return;
     }
-    for (int64_t i = 0; i < count && i < 64; i++)
+    for (int64_t i = 0; i < count && i < MAX_THREADS; i++)
         pthread_create(&threads[i], NULL, work, &w);
-    for (int64_t i = 0; i < count && i < 64; i++)
+    for (int64_t i = 0; i < count && i < MAX_THREADS; i++)
         pthread_join(threads[i], NULL);
 }
 
@@ -426,6 +431,8 @@ static bool command(char **words)
         host_calls(true), printf(" %d", cuInit(0)), host_calls(false);
     else if (strcmp(what, "context") == 0)
         cuda_context(atoi(argument));
+    else if (strcmp(what, "clock") == 0)
+        set_clock(strtoll(argument, NULL, 10));
     else if (strcmp(what, "base") == 0)
         base = realtime() + number(rest, "in", 0);
     else if (strcmp(what, "unset_injection") == 0)
