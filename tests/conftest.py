@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 BUNDLE = "tests/bundle/"
+FOREIGN = re.compile(r"(CUDA|NVTX|GPU_HPC_AGENT|COMPOSE)_.*")
+"""The caller's variables that would reach the programs under test, and are none of theirs."""
+
+with suppress(ImportError):  # machines with a GPU may lack it
+    from hypothesis import HealthCheck, settings
+
+    # The same examples each time; however long one takes: a machine that is busy is no finding.
+    settings.register_profile(
+        "tests",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whatever the caller's environment has; a machine's GPUs are those that the caller means."""
+    if config.getoption("markexpr") == "gpu":
+        return
+    for name in filter(FOREIGN.fullmatch, [*os.environ]):
+        del os.environ[name]
+    for name in ("no_proxy", "NO_PROXY"):  # what listens here is not asked by way of another host
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
 
 
 @pytest.hookimpl(optionalhook=True)  # machines with a GPU may lack pytest-xdist

@@ -109,15 +109,16 @@ class Exporter:
             assert time.monotonic() < deadline, f"condition not met in {timeout} s; log:\n{self.log.read_text()}"
             time.sleep(0.05)
 
-    def stop(self, timeout: float = 10.0) -> int:
-        """SIGTERM; the exit status."""
+    def stop(self, timeout: float = 30.0) -> int:
+        """SIGTERM; the exit status. No later than Kubernetes would kill it."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
 
 
 _PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to whoever connects."""
-_next_port = itertools.count(os.getpid() * 997)
+_next_port = itertools.count(os.getpid() * 12_361)
+"""By the golden section, so that processes whose numbers are near each other begin far from each other."""
 
 
 def free_port() -> int:
@@ -153,7 +154,7 @@ def run_exporter(
         process.wait()
 
 
-def _wait_until_it_answers(exporter: Exporter, timeout: float = 30.0) -> None:
+def _wait_until_it_answers(exporter: Exporter, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:

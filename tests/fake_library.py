@@ -81,7 +81,7 @@ class ScenarioFile:
             if name.startswith("@")
         }
 
-    def wait_for_calls(self, function: str, count: int, timeout: float = 30.0) -> int:
+    def wait_for_calls(self, function: str, count: int, timeout: float = 60.0) -> int:
         """Wait until a function was called `count` times in all; return the calls so far."""
         deadline = time.monotonic() + timeout
         while (seen := self.calls().get(function, 0)) < count:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
+import time
 from pathlib import Path
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time on a CPU of all threads, in nanosecond resolution where the kernel counts it (schedstat)."""
-    try:
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-    except FileNotFoundError:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Time on a CPU of all threads, those that have ended too, to the nanosecond. Raises OSError where it is gone."""
+    return time.clock_gettime(~pid << 3 | 2)  # the process's clock, as clock_getcpuclockid(3) names it on Linux
 
 
 def status_number(pid: int, key: str) -> float:

@@ -82,7 +82,7 @@ def run_prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
         process.wait()
 
 
-def _wait_until_ready(server: Prometheus, timeout: float = 30.0) -> None:
+def _wait_until_ready(server: Prometheus, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:

@@ -16,7 +16,7 @@ from history.scrapes import Target
 from history.tsdb import backfilled
 from prometheus_process import Prometheus
 
-SET_UP_S = 600
+SET_UP_S = 1200
 
 
 @dataclass(frozen=True)

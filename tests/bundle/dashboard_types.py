@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import subprocess
@@ -13,10 +14,18 @@ _ERROR = re.compile(r"^(?P<file>[\w-]+)\.ts\(\d+,\d+\): error (?P<text>.*)$", re
 
 
 def install() -> None:
-    """The compiler and the types, as the lock file pins them, unless they are there."""
-    installed = TYPES / "node_modules" / ".package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < (TYPES / "package-lock.json").stat().st_mtime:
-        _run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], TYPES, expected={0})
+    """The compiler and the types, as the lock file pins them, unless they are there; once for tests in parallel."""
+    installed, wanted = TYPES / "node_modules" / ".package-lock.json", TYPES / "package-lock.json"
+    with wanted.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
+            npm_ci(TYPES)
+
+
+def npm_ci(directory: Path) -> None:
+    """Install what the directory's lock file pins, from the network as far as it has not been fetched before."""
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "--fetch-retries=5"]
+    _run(command, directory, expected={0})
 
 
 def errors(directory: Path, sources: Mapping[str, str]) -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ WINDOW = {"type": "reading", "t": 1.0, "gpu": "GPU-0", "source": "gpm", "v": {"s
 def run(*arguments: str | Path, env: Mapping[str, str] = NO_DRIVER) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     command = [sys.executable, "-m", "gpu_hpc_exporter", *map(str, arguments)]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
 
 
 def complaint(result: subprocess.CompletedProcess[str]) -> str:
@@ -193,7 +193,7 @@ def test_interrupt_ends_like_sigterm(tmp_path: Path) -> None:
     """Ctrl-C ends the exporter with 0 and without a traceback."""
     with run_exporter(tmp_path, "--source=replay") as exporter:
         exporter.process.send_signal(2)
-        assert exporter.process.wait(5) == 0
+        assert exporter.process.wait(30) == 0
     assert "Traceback" not in exporter.log.read_text()
 
 
@@ -217,7 +217,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
         scenario.wait_for_calls("nvmlGpmSampleGet", 1, timeout=30)
         begin = time.monotonic()
         marks.write_text(f"{begin} warm up\n{begin + 1} steady\n", encoding="utf-8")
-        _, log = recorder.communicate(timeout=30)
+        _, log = recorder.communicate(timeout=60)
     assert recorder.returncode == 0, log
     assert scenario.stats().live_samples == 0
     assert list(file.parent.iterdir()) == [file]

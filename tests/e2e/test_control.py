@@ -28,7 +28,7 @@ def command(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess
     """The exporter's command, as an administrator types it."""
     line = [sys.executable, "-m", "gpu_hpc_exporter", *arguments]
     return subprocess.run(
-        line, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=30, check=False
+        line, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -66,7 +66,7 @@ def test_a13_release_closes_the_driver(start: Start) -> None:
     assert exporter.fetch("/-/healthy")[0] == 200
     ready, _, why = exporter.fetch("/-/ready")
     assert (ready, bool(re.fullmatch(f"not ready: {UNTIL}\n", why))) == (503, True)
-    samples = exporter.wait_for(lambda s: not is_up(s), timeout=5)
+    samples = exporter.wait_for(lambda s: not is_up(s))
     assert samples.one("gpu_hpc_down_info", reason="released") == 1
     for source, uuid in (("nvml", ""), ("nvml", uuid_of(0)), ("gpm", uuid_of(1))):
         assert state(samples, source, uuid) == "paused"
@@ -114,10 +114,8 @@ def test_values_are_absent_while_released(start: Start) -> None:
     machine = start(ONE)
     machine.wait_until_observed(0.5, 0)
     assert machine.exporter.post("/-/release?seconds=60") == 200
-    samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_power_watts", uuid=uuid_of(0), scope="gpu") is None)
-    samples = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_sm_active_ratio", uuid=uuid_of(0)) is None)
-    left = {name for name in value_series(samples, uuid_of(0)) if not name.endswith(("_total", "_bucket", "_count"))}
-    assert all(name.endswith(("_sum", "_info")) for name in left), left
+    counted = ("_total", "_bucket", "_count", "_sum", "_info")
+    machine.exporter.wait_for(lambda s: all(name.endswith(counted) for name in value_series(s, uuid_of(0))))
 
 
 def test_resume_ends_a_release(start: Start) -> None:
@@ -194,7 +192,7 @@ def test_a12_a_release_that_hangs_itself(start: Start, function: str) -> None:
 
 def test_a_release_while_the_driver_opens(start: Start) -> None:
     """A driver that does not return from its initialisation is told; the release is kept once it does."""
-    machine = start(ONE + "fault nvmlInit* hang from 0 until 6\n")
+    machine = start(ONE + "fault nvmlInit* hang\n")
     status, text = machine.exporter.ask("/-/release?seconds=60")
     assert (status, text.partition(";")[0]) == (503, "not released: the driver does not return from: nvmlInit")
     machine.scenario.rewrite(ONE)
@@ -259,7 +257,7 @@ def alive(pids: Path) -> list[int]:
 
 def wait_for_helper(machine: Machine, pids: Path) -> None:
     """Wait until a helper process runs."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not alive(pids):
         assert time.monotonic() < deadline, machine.exporter.log.read_text()
         time.sleep(0.02)
@@ -299,7 +297,7 @@ def test_a_pause_ends_the_helper_and_leaves_nvml_alone(with_helper: tuple[Machin
 def test_a_pause_ends_by_itself(with_helper: tuple[Machine, Path]) -> None:
     """After the time that was asked for, the helper is started again without another word."""
     machine, pids = with_helper
-    assert machine.exporter.post("/-/pause?seconds=2") == 200
+    assert machine.exporter.post("/-/pause?seconds=5") == 200
     assert alive(pids) == []
     wait_for_helper(machine, pids)
 
@@ -333,7 +331,8 @@ def test_a_recording_has_nothing_to_pause(tmp_path: Path, action: str) -> None:
 def test_no_exporter_answers(action: str) -> None:
     """One line says where was asked and what to look at; a proxy in the environment is not asked instead."""
     place = f"127.0.0.1:{free_port()}"
-    result = command(action, f"--address={place}", env={"http_proxy": "http://127.0.0.1:9", "LD_LIBRARY_PATH": ""})
+    proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
+    result = command(action, f"--address={place}", env={**proxy, "LD_LIBRARY_PATH": ""})
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == f"gpu-hpc-exporter: no exporter answers at {place}: is it running? see --address\n"
 
@@ -348,7 +347,7 @@ def test_something_else_answers() -> None:
             with connection:
                 connection.recv(1000)
                 connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
-            assert client.communicate(timeout=20)[1] == (
+            assert client.communicate(timeout=60)[1] == (
                 f"gpu-hpc-exporter: what answers at {place} is no exporter: see --address\n"
             )
         assert client.returncode == 1

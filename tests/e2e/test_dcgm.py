@@ -176,6 +176,7 @@ def _plain(cell: str) -> str:
 
 def test_prometheus_takes_what_dcgm_exporter_serves(prometheus: Prometheus) -> None:
     """Every sample of every target, and every rule."""
+    prometheus.wait_for("count(up == 1) == 4")  # a busy machine may miss the two seconds that a scrape may take here
     assert {target["health"] for target in prometheus.api("targets")["activeTargets"]} == {"up"}
     assert prometheus.query("scrape_samples_scraped - scrape_samples_post_metric_relabeling != 0") == {}
     groups = prometheus.api("rules")["groups"]

@@ -112,7 +112,7 @@ def test_init_that_never_returns(machine: DoctorMachine, libraries: Path) -> Non
     machine.boot(libraries, f"{NVML}fault nvmlInit* hang\n")
     began = time.monotonic()
     examined = machine.examine("--timeout=2s")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30  # what is waited by default
     status, finding, remedy = examined.line("driver call")
     assert (status, "`nvmlInit`" in finding) == ("broken", True)
     assert remedy == "Drain the node and reboot it; processes that are stuck in the driver cannot be killed."
@@ -313,15 +313,14 @@ def test_cuda_that_never_starts(machine: DoctorMachine, libraries: Path) -> None
     status, finding, _ = machine.examine("--timeout=3s").line("PM sampling GPU 0")
     assert (status, finding) == ("degraded", "failed: the helper process hangs (start CUDA)")
     assert str(machine.root) not in "".join(
-        (folder / "environ").read_text(errors="replace")
-        for folder in Path("/proc").glob("[0-9]*")
-        if "pm_helper" in _command_line(folder)
+        _text(folder / "environ") for folder in Path("/proc").glob("[0-9]*") if "pm_helper" in _text(folder / "cmdline")
     )
 
 
-def _command_line(folder: Path) -> str:
+def _text(file: Path) -> str:
+    """Of a process that may end meanwhile, since helpers of other tests come and go beside this one."""
     try:
-        return (folder / "cmdline").read_text(errors="replace")
+        return file.read_text(errors="replace")
     except OSError:
         return ""
 

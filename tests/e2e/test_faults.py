@@ -32,7 +32,7 @@ def test_a04_a_lost_gpu_returns(start: Start) -> None:
     assert lost.one("gpu_hpc_gpu_lost", uuid=uuid_of(1), gpu="1", pci_bus_id="00000000:1e:00.0") == 1
     machine.scenario.rewrite(TWO)
     after = machine.exporter.wait_for(
-        lambda s: visible(s) == 2 and observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 0.5, timeout=25
+        lambda s: visible(s) == 2 and observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 0.5
     )
     assert after.all("gpu_hpc_gpu_lost") == {}
     assert state(after, "gpm", uuid_of(1)) == "active"
@@ -47,7 +47,9 @@ def test_a04_a_gpu_vanishes_from_the_count(start: Start) -> None:
     machine = start(TWO)
     before = machine.wait_until_observed(1.0, 0, 1)
     machine.scenario.rewrite(TWO + "order 1")
-    after = machine.exporter.wait_for(lambda s: visible(s) == 1, timeout=15)
+    after = machine.exporter.wait_for(  # the one is lost before the other is listed anew
+        lambda s: visible(s) == 1 and s.get("gpu_hpc_gpu_info", uuid=uuid_of(1), index="0") == 1
+    )
     assert after.one("gpu_hpc_gpus", state="expected") == 2
     assert after.one("gpu_hpc_gpu_lost", uuid=uuid_of(0), gpu="0") == 1
     assert value_series(after, uuid_of(0)) == set()
@@ -75,7 +77,7 @@ def test_c05_a_gpu_that_hangs_keeps_the_turn_from_nobody(start: Start) -> None:
     machine.wait_until_observed(1.0, *range(8))
     machine.scenario.rewrite(EIGHT + "fault nvmlGpmSampleGet device 3 hang\n")
     hung = {"uuid": uuid_of(3), "call": "GPM sample"}
-    machine.exporter.wait_for(lambda s: s.get("gpu_hpc_driver_call_hung_seconds", **hung) is not None, timeout=25)
+    machine.exporter.wait_for(lambda s: s.get("gpu_hpc_driver_call_hung_seconds", **hung) is not None)
     before = machine.exporter.scrape()
     others = [uuid_of(index) for index in range(8) if index != 3]
     after = machine.exporter.wait_for(lambda s: all(observed(s, u) > observed(before, u) + 1 for u in others))
@@ -90,21 +92,24 @@ def test_mig_instances_are_taken_up_and_given_up(start: Start) -> None:
     machine.wait_until_observed(0.5, 0)
     machine.scenario.rewrite("device 0 sm 0.5\nmig 0 gi 1 sm 0.75")
     instance = mig_uuid_of(0, 1)
-    partitioned = machine.exporter.wait_for(lambda s: observed(s, instance) > 0.2, timeout=15)
+    partitioned = machine.exporter.wait_for(lambda s: observed(s, instance) > 0.2)
     assert partitioned.one("gpu_hpc_gpu_info", uuid=instance, gpu="0", gpu_instance="1", parent_uuid=uuid_of(0)) == 1
     assert state(partitioned, "gpm", uuid_of(0)) == "unsupported"
     machine.scenario.rewrite("device 0 sm 0.5")
-    whole = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_info", uuid=instance) is None, timeout=15)
+    whole = machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_info", uuid=instance) is None)
     assert whole.all("gpu_hpc_gpu_lost") == {}
     assert {labels for (name, labels) in whole.values if ("uuid", instance) in labels} == set()
 
 
 def test_a12_a_stuck_gpu_comes_back(start: Start) -> None:
     """A12: when the hung call returns at last, the GPU is served again by the same thread."""
-    machine = start(TWO + "fault nvmlDeviceGetPowerUsage device 1 hang from 1 until 8")
+    machine = start(TWO)
+    machine.wait_until_observed(0.5, 0, 1)
+    machine.scenario.rewrite(TWO + "fault nvmlDeviceGetPowerUsage device 1 hang\n")
     machine.exporter.wait_for(
         lambda s: s.get("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(1), call="power") is not None
     )
+    machine.scenario.rewrite(TWO)
     samples = machine.exporter.wait_for(lambda s: visible(s) == 2)
     assert samples.all("gpu_hpc_driver_call_hung_seconds") == {}
     assert machine.exporter.wait_for(lambda s: state(s, "nvml", uuid_of(1)) == "active")
@@ -177,7 +182,7 @@ import sys
 from gpu_hpc_exporter import cli
 from gpu_hpc_exporter.samplers import gpu_owner
 gpu_owner._MAX_GPM_BACKOFF_NS = 50_000_000  # half a minute and an hour are long for a test
-gpu_owner._GPM_REPROBE_NS = 4_000_000_000
+gpu_owner._GPM_REPROBE_NS = 8_000_000_000
 sys.exit(cli.main())
 """
 
@@ -187,7 +192,7 @@ def test_c07_gpm_that_never_delivers_is_given_up_and_tried_again(tmp_path: Path,
     two = "device 0 virtualization 2 sm 0.5\ndevice 1 sm 0.25\n"
     scenario = Scenario(tmp_path, library, two + "fault nvmlGpmSampleGet device 0 999\n")
     with run_exporter(tmp_path, env=scenario.env, program=("-c", HASTY)) as exporter:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while scenario.calls(0).get("nvmlGpmSampleGet", 0) < 21:
             assert time.monotonic() < deadline
         samples = exporter.scrape()
@@ -217,7 +222,7 @@ def test_exit_after_lost_minutes(tmp_path: Path, library: Path) -> None:
     with run_machine(tmp_path, library, TWO, f"--config.file={config}") as machine:
         machine.wait_until_observed(0.2, 0, 1)
         machine.scenario.rewrite(TWO + "fault * device 0 999\nfault * device 1 999\nfault nvmlInit* 999")
-        assert machine.exporter.process.wait(30) == 3
+        assert machine.exporter.process.wait(60) == 3
         assert any("ending, as configured" in line["msg"] for line in machine.log_lines("error"))
 
 
@@ -456,7 +461,7 @@ def test_a12_a_reload_during_a_hang_piles_nothing_up(tmp_path: Path, library: Pa
         machine.exporter.wait_for(lambda s: observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 2)
         assert machine.scenario.stats().hangs == 1
         machine.scenario.rewrite(TWO)
-        machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(before, uuid_of(0)) + 1, timeout=30)
+        machine.exporter.wait_for(lambda s: observed(s, uuid_of(0)) > observed(before, uuid_of(0)) + 1)
 
 
 @pytest.mark.parametrize("function", ["nvmlGpmSampleFree", "nvmlShutdown", "nvmlEventSet*"])
@@ -465,7 +470,7 @@ def test_a12_a_hang_outside_of_sampling_is_told(start: Start, function: str) -> 
     machine = start(TWO)
     before = machine.wait_until_observed(0.5, 0, 1)
     machine.scenario.rewrite(TWO + f"mig 1 gi 1 sm 0.75\nfault {function} hang\n")
-    samples = machine.exporter.wait_for(lambda s: s.all("gpu_hpc_driver_call_hung_seconds") != {}, timeout=30)
+    samples = machine.exporter.wait_for(lambda s: s.all("gpu_hpc_driver_call_hung_seconds") != {})
     if function == "nvmlShutdown":
         samples = machine.exporter.wait_for(lambda s: s.one("gpu_hpc_up") == 0)
         assert machine.exporter.fetch("/-/ready")[0] == 503
@@ -484,7 +489,7 @@ def test_mig_counters_go_on_after_their_parent_was_away(start: Start) -> None:
     machine.scenario.rewrite(text + "fault * board 0 15\n")
     machine.exporter.wait_for(lambda s: s.get("gpu_hpc_gpu_lost", uuid=uuid_of(0)) == 1)
     machine.scenario.rewrite(text)
-    after = machine.exporter.wait_for(lambda s: observed(s, instance) > 0, timeout=30)
+    after = machine.exporter.wait_for(lambda s: observed(s, instance) > 0)
     assert observed(after, instance) >= observed(before, instance)
 
 
@@ -497,7 +502,7 @@ def test_a_lost_gpu_returns_while_another_one_hangs(start: Start) -> None:
     machine.scenario.rewrite(three + hang + "fault * device 1 15\n")
     machine.exporter.wait_for(lambda s: visible(s) == 1)
     machine.scenario.rewrite(three + hang)
-    samples = machine.exporter.wait_for(lambda s: visible(s) == 2, timeout=30)
+    samples = machine.exporter.wait_for(lambda s: visible(s) == 2)
     assert samples.get("gpu_hpc_driver_call_hung_seconds", uuid=uuid_of(0), call="temperature") is not None
     machine.exporter.wait_for(lambda s: observed(s, uuid_of(1)) > observed(before, uuid_of(1)) + 1)
     assert machine.scenario.stats().hangs == 1
@@ -505,10 +510,11 @@ def test_a_lost_gpu_returns_while_another_one_hangs(start: Start) -> None:
 
 def test_n08_driver_counters_never_go_back(start: Start) -> None:
     """N08, B03: a driver that sets its counters back does not make ours fall, which rate() would take for growth."""
-    machine = start("device 0 pcie_replay 50 ecc_corrected_volatile 10\nphase 8 device 0 ecc_corrected_volatile 8")
+    machine = start("device 0 pcie_replay 50 ecc_corrected_volatile 10")
     first = machine.wait_until_observed(1, 0)
     assert first.one("gpu_hpc_ecc_errors_total", severity="corrected", scope="volatile") == 10
-    later = machine.wait_until_observed(17, 0)
+    machine.scenario.rewrite("device 0 pcie_replay 50 ecc_corrected_volatile 8")
+    later = machine.wait_until_observed(observed(first, uuid_of(0)) + 16, 0)  # it is read every 15 s
     assert later.one("gpu_hpc_ecc_errors_total", severity="corrected", scope="volatile") == 10
 
 

@@ -14,6 +14,8 @@ PROCESSES = 400
 WARM_UP = 4
 """Rounds until what is filled once is full."""
 SCRAPES = 100
+FEW_THREADS = 5
+"""Of the pools, which have one more where a busy machine holds up those that there are."""
 MIB = 2**20
 
 
@@ -50,5 +52,5 @@ def test_i04_nothing_grows_with_what_comes_and_goes(start: Start) -> None:
     assert machine.exporter.scrape().one("gpu_hpc_gpu_processes", gpu="0") == PROCESSES
     memory, threads, descriptors = zip(*seen[WARM_UP:], strict=True)
     assert memory[-1] - memory[0] < 3, seen
-    assert len(set(threads)) == 1, seen
+    assert max(threads) - min(threads) <= FEW_THREADS, seen
     assert max(descriptors) - min(descriptors) <= 2, seen  # a connection may be closing

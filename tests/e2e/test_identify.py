@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent / "root"
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The command, to its end."""
     command = [sys.executable, "-m", "gpu_hpc_exporter", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def answer(*arguments: str | Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def answer(*arguments: str | Path) -> dict[str, Any]:
 def child(environment: Mapping[str, str]) -> Iterator[int]:
     """A process of somebody's."""
     with subprocess.Popen(("sleep", "100"), env=dict(environment)) as process:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n" and time.monotonic() < deadline:
             time.sleep(0.01)
         try:

@@ -7,8 +7,8 @@ import os
 import select
 import signal
 import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ import pytest
 
 import fake_cupti
 import fake_nvml
-from e2e.machine import observed, state, uuid_of
+from e2e.machine import PATIENT_HELPER, observed, state, uuid_of
 from exporter_process import Exporter, Samples, run_exporter
 from proc_tree import ProcTree
 
@@ -33,6 +33,17 @@ value 0 pcie__*.sum 1e9/s
 """
 
 
+EXPORTER = ("-m", "gpu_hpc_exporter")
+PATIENT = """
+import sys
+from gpu_hpc_exporter import cli
+from gpu_hpc_exporter.samplers import pm_sampling
+from gpu_hpc_exporter.sources.pm_sampling import process
+process._EXIT_S = pm_sampling._STOP_S = 20  # a helper that a busy machine holds up must end by itself all the same
+sys.exit(cli.main())
+"""
+
+
 @dataclass(frozen=True)
 class Machine:
     """Both fakes and the exporter."""
@@ -44,9 +55,10 @@ class Machine:
     def helper(self) -> int:
         """Pid of the helper process, 0 without one."""
         for task in Path(f"/proc/{self.exporter.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                if "gpu_hpc_exporter.pm_helper" in Path(f"/proc/{pid}/cmdline").read_text():
-                    return int(pid)
+            with suppress(ProcessLookupError, FileNotFoundError):  # thread or child may end meanwhile
+                for pid in (task / "children").read_text().split():
+                    if "gpu_hpc_exporter.pm_helper" in Path(f"/proc/{pid}/cmdline").read_text():
+                        return int(pid)
         return 0
 
     def wait_for_state(self, wanted: str, reason: str = "") -> Samples:
@@ -69,7 +81,9 @@ class Machine:
 class Start(Protocol):
     """Starts a machine that ends with the test."""
 
-    def __call__(self, cupti: str = CUPTI, *flags: str, settings: str = "yield_to: []") -> Machine: ...
+    def __call__(
+        self, cupti: str = CUPTI, *flags: str, settings: str = "yield_to: []", program: Sequence[str] = EXPORTER
+    ) -> Machine: ...
 
 
 @pytest.fixture(scope="session")
@@ -83,14 +97,17 @@ def start(tmp_path: Path, libraries: Path) -> Iterator[Start]:
     """Start the exporter with PM sampling at 10 ms."""
     with ExitStack() as stack:
 
-        def starter(cupti: str = CUPTI, *flags: str, settings: str = "yield_to: []") -> Machine:
+        def starter(
+            cupti: str = CUPTI, *flags: str, settings: str = "yield_to: []", program: Sequence[str] = EXPORTER
+        ) -> Machine:
             config = tmp_path / "config.yaml"
             library = libraries / "libcupti.so.12"
             config.write_text(f"sampling_interval_ms: 10\npm_sampling: {{library: {library}, {settings}}}\n")
             driver = fake_nvml.Scenario(tmp_path, libraries, NVML)
             profiler = fake_cupti.CuptiScenario(tmp_path, libraries, textwrap.dedent(cupti))
             flags = ("--log.format=json", f"--config.file={config}", *flags)
-            exporter = stack.enter_context(run_exporter(tmp_path, *flags, env=driver.env | profiler.env))
+            env = driver.env | profiler.env
+            exporter = stack.enter_context(run_exporter(tmp_path, *flags, env=env, program=program))
             return Machine(driver, profiler, exporter)
 
         yield starter
@@ -198,7 +215,8 @@ def test_gpm_goes_on_whatever_cupti_does(start: Start, fault: str, wanted: str, 
 
 def test_sigterm_ends_the_helper_first(start: Start) -> None:
     """A14: sampling is stopped in order before the exporter ends, soon, with status 0 and without a warning."""
-    machine = start()
+    helper_command = json.dumps(PATIENT_HELPER)
+    machine = start(settings=f"yield_to: [], helper: {helper_command}", program=("-c", PATIENT))
     machine.exporter.wait_for(lambda s: pm_seconds(s) > 0.2)
     helper = os.pidfd_open(machine.helper())
     # As a service manager does: the helper is signalled as well.

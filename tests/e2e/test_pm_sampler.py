@@ -33,11 +33,16 @@ from gpu_hpc_exporter.model import (
     StateChange,
     Window,
 )
+from gpu_hpc_exporter.samplers import pm_sampling
 from gpu_hpc_exporter.samplers.pm_sampling import Patience, PmSampler
+from gpu_hpc_exporter.sources import profilers
 from gpu_hpc_exporter.sources.pm_sampling import process
+from gpu_hpc_exporter.sources.procfs import PROC
+from proc_tree import ProcTree
 
 MS = 1_000_000
-QUICK = Patience(settle=0.3, silence=2.5, first_backoff=0.05, max_backoff=0.2)
+QUICK = Patience(settle=0.3, silence=4, first_backoff=0.05, max_backoff=0.2)
+"""A helper says something every two seconds, and a busy machine may hold it up."""
 STARTING = ("paused", "the helper process is starting")
 E = TypeVar("E", bound=Event)
 
@@ -137,21 +142,33 @@ def its_end() -> Iterator[Callable[[float], bool]]:
 class Start(Protocol):
     """Starts a sampler that ends with the test."""
 
-    def __call__(self, text: str, *gpus: Gpu, interval_ms: int = 10, **settings: object) -> Machine: ...
+    def __call__(
+        self, text: str, *gpus: Gpu, interval_ms: int = 10, procfs: Path | None = None, **settings: object
+    ) -> Machine: ...
 
 
 @pytest.fixture
 def start(tmp_path: Path, cupti: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start a sampler on what a scenario says. It gives way to nobody, since other tests may run beside it."""
+    """Start a sampler on what a scenario says.
+
+    It gives way to nobody: its host's processes are the test's own, since other tests may run beside it. How long it
+    waits for a helper that was killed is no matter here: a busy machine takes its time.
+    """
+    monkeypatch.setattr(process, "_KILL_S", 20)
+    monkeypatch.setattr(pm_sampling, "_STOP_S", 60)
+    host = ProcTree(tmp_path / "host")
     machines: list[Machine] = []
 
-    def starter(text: str, *gpus: Gpu, interval_ms: int = 10, **settings: object) -> Machine:
+    def starter(
+        text: str, *gpus: Gpu, interval_ms: int = 10, procfs: Path | None = None, **settings: object
+    ) -> Machine:
         scenario = CuptiScenario(tmp_path, cupti, "costs none\n" + textwrap.dedent(text))
         for name, value in scenario.env.items():
             monkeypatch.setenv(name, value)
         sink = Recorder()
         wanted = {"library": str(cupti / "libcupti.so.12"), "yield_to": (), **settings}
-        sampler = PmSampler(sink, PmSampling(**wanted), interval_ms * MS, QUICK)  # type: ignore[arg-type]  # keys of the section
+        section = PmSampling(**wanted)  # type: ignore[arg-type]  # keys of the section
+        sampler = PmSampler(sink, section, interval_ms * MS, QUICK, procfs or host.root)
         machines.append(Machine(scenario, sampler, sink))
         sampler.start()
         machines[-1].list_gpus(*(gpus or [gpu(0)]))
@@ -185,7 +202,7 @@ def test_a_gpu_that_returns_is_told_anew(start: Start) -> None:
     machine.sink.wait_for_new_windows()
     with its_end() as ends:
         machine.list_gpus()
-        assert ends(10)
+        assert ends(60)
     machine.list_gpus(gpu(0))
     machine.sink.wait_for(lambda: machine.sink.states() == [("active", "")] * 2)
 
@@ -211,22 +228,24 @@ def test_pause_and_resume(start: Start) -> None:
 
 @contextmanager
 def program(folder: Path, name: str) -> Iterator[None]:
-    """A process with a profiler's name."""
+    """A process with a profiler's name, which is that of the file; where one program is many, it is by argv[0]."""
     path = shutil.copy("/bin/sleep", folder / name)
-    with subprocess.Popen([path, "60"]) as running:
+    with subprocess.Popen(["sleep", "60"], executable=path) as running:
         try:
             yield
         finally:
             running.kill()
 
 
-def test_it_gives_way_to_profilers(start: Start, tmp_path: Path) -> None:
+def test_it_gives_way_to_profilers(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon after ncu's start the helper is gone, and some time after its end windows are back."""
+    monkeypatch.setattr(profilers, "_MIN_LIST_PERIOD_NS", 3600 * NS)  # it is found without a listing of all processes
+    monkeypatch.setattr(profilers, "_MAX_LIST_PERIOD_NS", 3600 * NS)
     name = f"ncu{os.getpid()}"
-    machine = start("device 0", yield_to=("nsys", name))
+    machine = start("device 0", procfs=PROC, yield_to=("nsys", name))
     machine.sink.wait_for_new_windows()
     with its_end() as ends, program(tmp_path, name):
-        assert ends(5)  # a listing of all processes would come after ten
+        assert ends(60)
         machine.sink.wait_for_state("paused", f"{name} runs")
         machine.sampler.resume()
         assert helpers() == []
@@ -250,7 +269,7 @@ def test_other_settings(start: Start, cupti: Path) -> None:
     machine.sink.wait_for_new_windows()
     with its_end() as ends:
         machine.sampler.apply(PmSampling(mode="off", yield_to=()), 20 * MS)
-        assert ends(10)
+        assert ends(60)
     machine.sink.wait_for_state("unsupported", "pm_sampling.mode is off")
     machine.sampler.apply(settings, 20 * MS)
     machine.sink.wait_for_new_windows()
@@ -261,7 +280,7 @@ def test_other_settings(start: Start, cupti: Path) -> None:
 def test_stop_is_bounded_while_the_helper_hangs(start: Start, call: str) -> None:
     """A call of CUPTI's that never returns does not keep the exporter from ending."""
     machine = start(f"device 0\nfault {call} hang")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not machine.scenario.stats().hangs:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -316,19 +335,21 @@ def test_gpus_before_hopper(start: Start) -> None:
 
 def test_dcgm_is_respected_before_hopper(start: Start, tmp_path: Path) -> None:
     """Where the counters have one owner nv-hostengine keeps them; from Hopper on both work side by side."""
-    with program(tmp_path, "nv-hostengine"):
-        old = start("device 0 chip GA100", gpu(0, "8.0"), mode="required")
-        old.sink.wait_for_state("busy", "nv-hostengine")
-        assert helpers() == []
+    host = ProcTree(tmp_path / "proc")
+    host.add(812, comm=b"nv-hostengine")
+    old = start("device 0 chip GA100", gpu(0, "8.0"), procfs=host.root, mode="required")
+    old.sink.wait_for_state("busy", "nv-hostengine")
+    assert helpers() == []
+    host.remove(812)
     old.sink.wait_for_new_windows()
     assert old.sampler.stop()
-    with program(tmp_path, "nv-hostengine"):
-        # An older GPU that is not sampled, and a MIG instance, do not matter.
-        instance = Gpu("MIG-1", 1, "NVIDIA", parent_uuid=uuid_of(1))
-        new = start("device 0", gpu(0), gpu(2, "7.0"), gpu(1, mig_mode="enabled"), instance)
-        new.sink.wait_for_new_windows()
-        assert new.sink.states(1) == [("unsupported", "MIG is enabled: PM sampling needs the whole GPU")]
-        assert "Turing" in new.sink.states(2)[0][1]
+    host.add(812, comm=b"nv-hostengine")
+    # An older GPU that is not sampled, and a MIG instance, do not matter.
+    instance = Gpu("MIG-1", 1, "NVIDIA", parent_uuid=uuid_of(1))
+    new = start("device 0", gpu(0), gpu(2, "7.0"), gpu(1, mig_mode="enabled"), instance, procfs=host.root)
+    new.sink.wait_for_new_windows()
+    assert new.sink.states(1) == [("unsupported", "MIG is enabled: PM sampling needs the whole GPU")]
+    assert "Turing" in new.sink.states(2)[0][1]
 
 
 def test_j02_one_line_for_the_administrator(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,9 +42,9 @@ def prometheus(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_the_target_is_healthy(prometheus: Prometheus) -> None:
     """Prometheus scrapes without an error and takes every sample."""
+    prometheus.wait_for("up == 1")  # a busy machine may miss the second that a scrape may take here
     (target,) = prometheus.api("targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
-    assert set(prometheus.query("up").values()) == {1.0}
     assert prometheus.query("scrape_samples_scraped - scrape_samples_post_metric_relabeling != 0") == {}
     assert "msg" not in prometheus.log.read_text()  # at level warn: no duplicate, no out-of-order sample
 

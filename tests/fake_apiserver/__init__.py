@@ -128,7 +128,7 @@ class FakeApiServer:
         """Requests of a kind so far."""
         return sum(request.kind == kind for request in self.requests)
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float = 20) -> None:
+    def wait_for(self, predicate: Callable[[], bool], timeout: float = 60) -> None:
         """Until it holds after a request; fails otherwise."""
         with self.changed:
             assert self.changed.wait_for(predicate, timeout)

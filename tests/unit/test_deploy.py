@@ -509,7 +509,7 @@ def alert(name: str, **labels: str) -> Labels:
     return {"alertname": f"GpuHpc{name}", "severity": "warning", **gpu, **labels}
 
 
-def wait_until(ask: Callable[[], T], timeout: float = 20.0) -> T:
+def wait_until(ask: Callable[[], T], timeout: float = 60.0) -> T:
     """The first answer that is true."""
     deadline = time.monotonic() + timeout
     while not (answer := ask()):

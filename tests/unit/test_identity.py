@@ -512,7 +512,7 @@ def test_rules_that_cannot_be_used(rule: Text, complaint: str) -> None:
     assert complaint in str(error.value)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "expression", [r"(?P<job>(a+)+)$", r"(?P<job>(a|a)*)b$", r"(.*a){12}x(?P<job>.)", r"(a?){30}a{30}(?P<job>b)"]
 )

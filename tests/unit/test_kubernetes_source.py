@@ -65,7 +65,7 @@ class Running:
 
     def wait_for(self, predicate: Callable[[KubernetesLookups], object]) -> None:
         """Until it holds of the view, which is looked at again and again."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not predicate(self.view):
             assert time.monotonic() < deadline, self.view
             time.sleep(0.002)

@@ -681,7 +681,7 @@ def playing(recording: Recording, speed: float) -> Iterator[Watching]:
 def test_nothing_grows_old_where_a_machine_cannot_keep_up(shipped: Recording) -> None:
     """A replay far faster than any machine plays: what has just been read is served, however late it comes."""
     with playing(shipped, 1e9) as sink:
-        assert sink.is_enough.wait(20)
+        assert sink.is_enough.wait(60)
     assert all(sink.served)
 
 
@@ -689,7 +689,7 @@ def test_what_a_recording_lacks_grows_old(shipped: Recording) -> None:
     """Its time goes on between events: readings that end in the recording are served no more after five seconds."""
     events = (inventory(G0, at=0), readings(1, {"power_gpu_watts": 9.0}), inventory(G0, at=10_000))
     with playing(replace(shipped, events=events, duration_ns=10_000 * NS), 100) as sink:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not sink.served or sink.fleet.snapshot().gpus[0].readings:
             assert time.monotonic() < deadline
             time.sleep(0.005)
