@@ -428,8 +428,8 @@ class KernelReport:
 
     agents: processes by state; reasons: of those that do not trace; overhead_ratio: the largest, None without agents.
     records, rejected: records, and files by reason, since the report before. tracing: by UUID, GPUs that are not there
-    were not traced; None: that is not known, as after a step of the clock. pids: of the processes on GPUs that have an
-    agent, as the driver lists them; None where those cannot be looked up.
+    were not traced, None where that is not known; None: it is known of none, as after a step of the clock. pids: of the
+    processes on GPUs that have an agent, as the driver lists them; None where those cannot be looked up.
     """
 
     time_ns: int
@@ -439,7 +439,7 @@ class KernelReport:
     overhead_ratio: float | None = None
     records: Mapping[RecordResult, int] = field(default_factory=dict)
     rejected: Mapping[str, int] = field(default_factory=dict)
-    tracing: Mapping[str, Tracing] | None = None
+    tracing: Mapping[str, Tracing | None] | None = None
     pids: frozenset[int] | None = None
 
 

@@ -108,7 +108,7 @@ def test_another_proc(tree: str, job: Mapping[str, str], why: str) -> None:
     told = answer("identify", "4101", "--procfs", ROOT / tree / "proc")
     assert {name: told["job"][name] for name in job} == job
     assert why in " ".join(told["why_not_more"])
-    assert told["driver_pids"] == {"lookup": True, "reason": ""}
+    assert told["driver_pids"] == {"lookup": True, "reason": "", "lists_all": True}
     assert told["sources"] == {"slurm": "not configured", "kubelet": "not configured"}
 
 

@@ -187,6 +187,28 @@ def test_a09_a_list_that_cannot_be_true_names_nobody(run: Run, node: Node) -> No
     assert not jobs_of(samples, 0)
 
 
+def test_e01_a_driver_that_lists_our_own_namespace_alone(run: Run, node: Node) -> None:
+    """E01: what runs outside is not in its lists, and what is in them is not of this /proc: no count, no job."""
+    (node.proc.root / "self/ns").mkdir(parents=True)
+    (node.proc.root / "self/ns/pid").symlink_to("pid:[4026532222]")
+    (node.proc.root / "driver/nvidia").mkdir(parents=True)
+    version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Wed Jan  1 00:00:00 UTC 2025\n"
+    (node.proc.root / "driver/nvidia/version").write_text(version)
+    node.proc.add(101, environ={"JOB_NAME": "bert"})
+    machine = run("process 0 pid 101\n")
+    samples = machine.exporter.wait_for(
+        lambda s: (
+            s.get("gpu_hpc_source_state", source="procfs", state="unsupported", uuid="") == 1
+            and s.get("gpu_hpc_memory_used_bytes", uuid=uuid_of(0)) is not None
+        )
+    )
+    for name in ("gpu_hpc_gpu_jobs", "gpu_hpc_gpu_processes", "gpu_hpc_memory_unattributed_bytes"):
+        assert samples.get(name, uuid=uuid_of(0)) is None
+    assert not jobs_of(samples, 0)
+    (info,) = [dict(labels) for labels in samples.all("gpu_hpc_source_state_info", source="procfs")]
+    assert "run with hostPID" in info["reason"]
+
+
 def test_mig_instances_have_jobs_and_their_parent_has_none(run: Run, node: Node) -> None:
     """Rows go by the instance's UUID."""
     node.proc.add(101, cgroup=SLURM.format(5))

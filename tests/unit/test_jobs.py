@@ -47,6 +47,7 @@ class Told:
         self.held: dict[str, tuple[Job, ...]] = {}
         self.loaded: dict[int, tuple[Library, ...]] = {}
         self.can_tell = True
+        self.lists_all = True
         self.how = Condition("procfs", "active", told_ns=0)
         self.gpus: tuple[Gpu, ...] = ()
 

@@ -310,9 +310,13 @@ def test_a_user_has_so_many_files(folder: Folder, monkeypatch: pytest.MonkeyPatc
     folder.writer(4, name="0-0-first.shm")
     assert sorted(file.pid for file, _ in folder.scan()) == [1, 2, 3]
     assert folder.rejected == {"too_many": 1}
+    assert sorted(file.pid for file, _ in folder.scan()) == [1, 2, 3]
+    assert folder.rejected == {"too_many": 1}
     first[0].path.unlink()
+    assert sorted(file.pid for file, _ in folder.scan()) == [2, 3, 4]
+    first[1].path.unlink()
     folder.writer(5)
-    assert sorted(file.pid for file, _ in folder.scan()) == [2, 3, 5]
+    assert sorted(file.pid for file, _ in folder.scan()) == [3, 4, 5]
 
 
 @pytest.mark.parametrize("limit", ["MAX_KERNELS_OF_USER", "MAX_STRINGS_OF_USER"])
@@ -328,13 +332,27 @@ def test_a_user_has_so_much_in_files(folder: Folder, monkeypatch: pytest.MonkeyP
     assert folder.rejected == {"too_many": 1}
 
 
-def test_a_directory_full_of_names(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look ends after so many, and known files are looked at first."""
+def test_a_directory_full_of_names(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A look ends after so many; a known file stays known, a new one is found some looks later; told once."""
     monkeypatch.setattr(files_module, "MAX_ENTRIES", 50)
-    for number in range(100):
-        (folder.path / f"{number}-1-a.shm").touch()
+    known = folder.writer(pid=1)
     folder.scan()
-    assert sum(folder.files.rejected.values()) == 50
+    for number in range(300):
+        (folder.path / f"{number}-1-a.shm").touch()
+    found = [{file.pid for file, _ in folder.scan()}]
+    folder.writer(pid=2)
+    found += [{file.pid for file, _ in folder.scan()} for _ in range(14)]
+    assert all(1 in pids for pids in found)
+    assert found[-1] == {1, 2}
+    for _ in range(21):
+        folder.scan()
+    assert folder.rejected == {"wrong_size": 300}
+    assert sum("found late" in record.getMessage() for record in caplog.records) == 1
+    known.path.unlink()
+    assert {file.pid for file, _ in folder.scan()} == {2}
+    folder.files.close()
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, H
 from gpu_hpc_exporter.sources.procfs import PidView
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
 from proc_tree import ProcTree
+from unit.objects import Clock
 
 SLURM = "0::/system.slice/slurmstepd.scope/job_123/step_batch/user/task_0\n"
 FOREVER = 10**18
@@ -39,7 +40,8 @@ class Host:
     def __init__(self, directory: Path, *, lookup: bool = True) -> None:
         self.tree = ProcTree(directory / "proc")
         lookups = HostLookups(None, Controller())
-        self.processes = HostProcesses(Settings(), lookups, self.tree.root, PidView(lookup))
+        self.clock = Clock()
+        self.processes = HostProcesses(Settings(), lookups, self.tree.root, PidView(lookup), self.clock)
 
     def list(self, *pids: int) -> None:
         """The driver lists these."""
@@ -72,8 +74,27 @@ def test_a_process_is_found_by_its_own_pid_and_start(tmp_path: Path) -> None:
     other = host.processes.job_of_agent(claim(7, 200))
     assert other is not None
     assert other.pid == 4712
+    assert host.processes.has_seen(4711)
     host.list(4712)
-    assert host.processes.job_of_agent(claim(7)) is None
+    assert not host.processes.has_seen(4711)
+
+
+def test_a_process_that_has_ended_is_known_for_a_minute(tmp_path: Path) -> None:
+    """What its agent wrote last is read later; then nobody's pid is kept, and at once where another process has it."""
+    host = Host(tmp_path)
+    host.tree.add(101, cgroup=SLURM)
+    host.tree.add(102, start_ticks=150)
+    host.list(101, 102)
+    host.tree.remove(101, 102)
+    host.tree.add(102, start_ticks=200)
+    host.clock.now_s = 59
+    host.list(102)
+    assert host.processes.job_of_agent(claim(101)) is not None
+    assert host.processes.job_of_agent(claim(102, 150)) is None
+    assert host.processes.job_of_agent(claim(102, 200)) is not None
+    host.clock.now_s = 60
+    host.list(102)
+    assert host.processes.job_of_agent(claim(101)) is None
 
 
 def test_another_users_file_for_a_process(tmp_path: Path) -> None:

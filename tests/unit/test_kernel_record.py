@@ -128,8 +128,8 @@ def test_a_line_that_cannot_be_true_is_refused(report: KernelReport) -> None:
         decode_line(msgspec.json.decode(encoded, type=Line), 0)
 
 
-@pytest.mark.parametrize("tracing", [None, {}, {G0.uuid: Tracing(((3, 2), (1, 0)), 4)}])
-def test_when_agents_traced_comes_back_as_it_was(tracing: dict[str, Tracing] | None) -> None:
+@pytest.mark.parametrize("tracing", [None, {}, {G0.uuid: Tracing(((3, 2), (1, 0)), 4)}, {G0.uuid: None}])
+def test_when_agents_traced_comes_back_as_it_was(tracing: dict[str, Tracing | None] | None) -> None:
     """Not known, not at all, or when; lines from before there was such a thing do not know."""
     encoded = msgspec.json.encode(encode_event(replace(REPORT, tracing=tracing), 0))
     (decoded,) = decode_line(msgspec.json.decode(encoded, type=Line), 0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from agent_files import AgentWriter
 from gpu_hpc_exporter.model import Tracing
-from gpu_hpc_exporter.samplers.tracing import STEP_NS, Moment, TracingTimes
+from gpu_hpc_exporter.samplers.tracing import ODD_LOOKS, STEP_NS, Moment, TracingTimes, is_named
 from gpu_hpc_exporter.sources.kernels import layout
-from gpu_hpc_exporter.sources.kernels.files import AgentFiles
+from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles
 from gpu_hpc_exporter.sources.recording import MAX_SPANS
 from unit.objects import G0, G1, NS
 
@@ -21,7 +21,8 @@ MS = 1_000_000
 UNIX_NS = 1_700_000_000 * NS
 """Unix time when the samplers' clock shows 0."""
 GPUS = {gpu.uuid.partition("-")[2].replace("-", ""): gpu.uuid for gpu in (G0, G1)}
-Told = Mapping[str, Tracing] | None
+UNKNOWN = {G0.uuid: None}
+Told = Mapping[str, Tracing | None] | None
 
 
 class Host:
@@ -55,9 +56,14 @@ class Host:
     def look(self, later_s: float = 0, scan_s: float = 0) -> Told:
         """What a look so much later tells, which lasts so long."""
         self.now_ns += round(later_s * NS)
-        files = [file for file, _ in self.files.scan()]
+        files = [(file, self.reach(file)) for file, _ in self.files.scan()]
         moment = Moment(self.now_ns, self.unix_ns + self.now_ns, self.now_ns + round(scan_s * NS))
-        return self.times.look(moment, files, GPUS)
+        return self.times.look(moment, files)
+
+    def reach(self, file: AgentFile) -> frozenset[str]:
+        """Whoever has named no device yet is known to be on the first GPU."""
+        named = (GPUS[uuid] for uuid in file.uuids if uuid in GPUS)
+        return frozenset(named if is_named(file) else {G0.uuid})
 
 
 @pytest.fixture
@@ -85,8 +91,10 @@ def test_intervals_by_gpu(host: Host) -> None:
     told = host.look()
     assert told is not None
     assert told[G0.uuid] == Tracing((ns(4, 3), ns(2, 1)))
-    assert sorted(told[G1.uuid].ended) == [ns(2, 1), ns(3.5, 2.5), ns(4, 3)]
-    assert told[G1.uuid].open_ns == NS // 2
+    other = told[G1.uuid]
+    assert other is not None
+    assert sorted(other.ended) == [ns(2, 1), ns(3.5, 2.5), ns(4, 3)]
+    assert other.open_ns == NS // 2
     one.trace(begin_ns, host.unix(-0.5))
     one.publish()
     assert host.look(5) == {G1.uuid: Tracing((ns(5.5, 4.5),))}
@@ -103,7 +111,7 @@ def test_a_ring_that_goes_round(host: Host) -> None:
     host.now_ns += 5 * NS
     for number in range(layout.INTERVALS + 1):
         host.trace(writer, 4 - number / 100, 3.995 - number / 100)
-    assert host.look() is None
+    assert host.look() == UNKNOWN
     assert host.look(5) == {}
 
 
@@ -176,14 +184,15 @@ DOUBTS: Mapping[str, Case] = {
 
 @pytest.mark.parametrize("case", DOUBTS.values(), ids=DOUBTS.keys())
 def test_what_leaves_doubts(host: Host, case: Case) -> None:
-    """One look tells nothing of any GPU, and the one after it, when all is as it should be, does again."""
-    writer = host.agent(1)
+    """One look tells nothing of that GPU, and the one after it, when all is as it should be, does; others always do."""
+    writer, elsewhere = host.agent(1), host.agent(2, G1.uuid)
     host.now_ns += 5 * NS
     kept = case(host)
     host.trace(writer, 2, 1)
-    assert host.look() is None
+    host.trace(elsewhere, 2, 1)
+    assert host.look() == {G0.uuid: None, G1.uuid: Tracing((ns(2, 1),))}
     for path in host.path.iterdir():
-        if path != writer.path:
+        if path not in {writer.path, elsewhere.path}:
             path.unlink()
     host.look(5)
     host.now_ns += 5 * NS
@@ -199,7 +208,7 @@ def test_a_process_that_ends_while_it_traces(host: Host) -> None:
     host.trace(writer, 1, None)
     assert host.look() == {G0.uuid: Tracing((), NS)}
     writer.end()
-    assert host.look(5) is None
+    assert host.look(5) == UNKNOWN
     assert host.look(5) == {}
 
 
@@ -222,7 +231,7 @@ def test_a_file_that_is_being_written(host: Host) -> None:
         if pid == 102:
             assert host.look(5) == {}
         writer.begin()
-        assert host.look(5) is None
+        assert host.look(5) == UNKNOWN
         writer.publish()
         assert host.look(5) == {}
 
@@ -232,7 +241,7 @@ def test_a_file_that_somebody_takes_away(host: Host) -> None:
     writer = host.agent()
     assert host.look(5) == {}
     writer.path.unlink()
-    assert host.look(5) is None
+    assert host.look(5) == UNKNOWN
     assert host.look(5) == {}
 
 
@@ -260,6 +269,34 @@ def test_a_gpu_that_is_none_of_ours(host: Host) -> None:
     assert host.look(5) == {}
 
 
+def test_a_file_that_is_odd_again_and_again(host: Host) -> None:
+    """Told once for each row of such looks; one or two of them befall an honest agent."""
+    writer = host.agent()
+    told = []
+    for number in range(8):
+        host.now_ns += 5 * NS
+        host.trace(writer, *((2, 1) if number == 2 else (1, 2)))
+        host.look()
+        told.append([file.pid for file in host.times.odd])
+    assert [len(pids) for pids in told] == [0, 0, 0, 0, 0, 1, 0, 0]
+    assert ODD_LOOKS == 3
+
+
+def test_a_gpu_that_joins_late(host: Host) -> None:
+    """A process of which it turns out that it is on another GPU too: what it traced there before is unknown."""
+    writer = host.agent()
+    host.now_ns += 5 * NS
+    host.trace(writer, 2, 1)
+    assert host.look() == {G0.uuid: Tracing((ns(2, 1),))}
+    writer.uuids, writer.devices = (G0.uuid, G1.uuid), [*writer.devices, [0] * layout.COUNTERS]
+    writer.next_window()
+    writer.publish()
+    assert host.look(5) == {G1.uuid: None}
+    host.now_ns += 5 * NS
+    host.trace(writer, 2, 1)
+    assert host.look() == dict.fromkeys((G0.uuid, G1.uuid), Tracing((ns(2, 1),)))
+
+
 @given(
     st.lists(
         st.tuples(
@@ -280,6 +317,6 @@ def test_files_that_say_anything(
         writer.intervals = intervals
         writer.publish()
         host.unix_ns += step_ns
-        for tracing in (host.look(5) or {}).values():
+        for tracing in filter(None, (host.look(5) or {}).values()):
             assert all(0 <= end_ns <= begin_ns for begin_ns, end_ns in tracing.ended)
             assert tracing.open_ns >= 0

@@ -22,6 +22,7 @@ from gpu_hpc_exporter.doctor.check import Check, Checks, Place, capabilities, re
 from gpu_hpc_exporter.doctor.probe import DeviceFile, Doing, Line, Loaded, Opened, Order, Report, SourceState
 from gpu_hpc_exporter.model import Gpu
 from gpu_hpc_exporter.samplers.pm_sampling import why_not_sampled
+from gpu_hpc_exporter.sources import procfs
 from gpu_hpc_exporter.sources.nvml.library import remedy
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ _CRASHED_IN: Final = re.compile(rb"^  File \".{0,4096}\", line \d{1,9} in (nvml\
 """A line of the stack that the probe leaves when the driver's library brings it down: the call, by its pynvml name."""
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = "0x03"
-_VERSION: Final = re.compile(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s")
 _FILE_VERSION: Final = re.compile(r"\.so\.([0-9]+(?:\.[0-9]+)+)$")
 _ADMIN_ONLY: Final = re.compile(r"^RmProfilingAdminOnly:\s*([01])\s*$", re.MULTILINE)
 _DEVICE_FILE: Final = re.compile(r"nvidia([0-9]{1,4}|ctl|-uvm)")
@@ -80,8 +80,7 @@ def gpus_on_bus(place: Place) -> list[str]:
 
 def module_version(place: Place) -> str:
     """Of the kernel module that is loaded, "" without one."""
-    match = _VERSION.search(read_text(place.procfs / "driver/nvidia/version"))
-    return match[1] if match else read_text(place.rootfs / "sys/module/nvidia/version").strip()
+    return procfs.module_version(place.procfs) or read_text(place.rootfs / "sys/module/nvidia/version").strip()
 
 
 def check_driver(place: Place, *, samples_pm: bool) -> Checks:

@@ -112,6 +112,8 @@ def check_agents(place: Place) -> Checks:
         state, reason = directory_unreadable(error, settings.directory)
         yield Check("agents", status_of(state), told(state, reason), "only the directory's owner and root may list it")
         return
+    finally:
+        files.close()
     states = ", ".join(f"{count} {state}" for state, count in sorted(counted.items()))
     yield Check("agents", "ok", states or "none at work: `gpu-hpc-exporter run -- COMMAND` starts a program with one")
     for reason, cure in sorted(problems.items()):

@@ -18,7 +18,8 @@ from gpu_hpc_exporter.samplers.libraries import LibrarySampler
 from gpu_hpc_exporter.sources.kubernetes.minors import read_minors
 from gpu_hpc_exporter.sources.kubernetes.pod_folders import PodFolders
 from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
-from gpu_hpc_exporter.sources.procfs import PROC, PidView, namespace_pids, pid_view
+from gpu_hpc_exporter.sources.namespaces import Namespaces, read_namespaces
+from gpu_hpc_exporter.sources.procfs import PROC, PidView, pid_view
 from gpu_hpc_exporter.sources.procfs import Processes as ProcessFiles
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
 from gpu_hpc_exporter.text import bounded
@@ -109,13 +110,14 @@ class ForeignFileError(Exception):
 class AgentClaim:
     """Which process an agent's file says that it is about: its pid in its own namespace, and when it started.
 
-    uid: whose file it is. environment: the process's, as it says.
+    uid: whose file it is; device: the file system (st_dev) that it is on. environment: the process's, as it says.
     """
 
     pid: int
     start_ticks: int
     uid: int
     environment: Mapping[str, str]
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,28 @@ class Placement:
     pid: int
 
 
-_MAX_OWN_PIDS: Final = 8192
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A process on a GPU, its job, and when it was last there."""
+
+    evidence: Evidence
+    job: Job
+    namespaces: Namespaces
+    seen_ns: int
+
+    def is_meant(self, claim: AgentClaim) -> bool:
+        """Whether a file is about this process, whoever made it."""
+        return (self.namespaces.pid, self.evidence.start_ticks) == (claim.pid, claim.start_ticks)
+
+    def owns(self, claim: AgentClaim) -> bool:
+        """Whether the file's owner is the process's user, as we see it or, by an id-mapped mount, as it sees itself."""
+        uid = self.evidence.uid
+        return uid in {claim.uid, -1} or self.namespaces.owner_on(claim.device, uid) == claim.uid
+
+
+_REMEMBERED_NS: Final = 60 * NS
+"""So long after its end a process is known: what its agent wrote last is read later."""
+_MAX_REMEMBERED: Final = 1024
 _SLUID_PATIENCE_NS: Final = 60 * NS
 
 
@@ -154,8 +177,8 @@ class HostProcesses:
         self._told_ns: int | None = None
         self._settings = settings
         self._root = root
-        self._placed: Mapping[int, tuple[Evidence, Job]] = {}
-        self._own_pids: dict[tuple[int, int], int] = {}
+        self._placed: Mapping[int, _Placed] = {}
+        self._seen: Collection[int] = frozenset()
         self._libraries: LibrarySampler | None = None
         self._loaded: Mapping[int, tuple[Library, ...]] = {}
 
@@ -167,6 +190,11 @@ class HostProcesses:
     def can_tell(self) -> bool:
         """Whether the driver's pids can be looked up here."""
         return self._view.lookup
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether the driver lists all processes to us."""
+        return self._view.lists_all
 
     def jobs_of(self, pids: Collection[int], listed_ns: int) -> Mapping[int, Job | None]:
         """A process that /proc lacks has ended since it was listed, unless it is listed and lacking again."""
@@ -182,10 +210,27 @@ class HostProcesses:
         missing = frozenset(pid for pid in pids if pid not in found)
         jobs |= dict.fromkeys(missing & self._missing)
         self._missing = missing
-        self._placed = {pid: (evidence[pid], job) for pid, job in jobs.items() if job is not None and pid in evidence}
+        here = {pid: (evidence[pid], job) for pid, job in jobs.items() if job is not None and pid in evidence}
+        self._place(here)
+        self._seen = evidence.keys()
         if self._libraries is not None:
-            self._loaded = self._libraries.refresh({p: one.start_ticks for p, (one, _) in self._placed.items()})
+            self._loaded = self._libraries.refresh({pid: one.start_ticks for pid, (one, _) in here.items()})
         return jobs
+
+    def _place(self, here: Mapping[int, tuple[Evidence, Job]]) -> None:
+        """Remember these, and for a while those that were there before. Namespaces are looked up once."""
+        now_ns = self._clock()
+        before = self._placed
+        ended = [pid for pid, one in before.items() if pid not in here and now_ns - one.seen_ns < _REMEMBERED_NS]
+        placed = {pid: before[pid] for pid in ended[-_MAX_REMEMBERED:]}
+        for pid, (evidence, job) in here.items():
+            known = before.get(pid)
+            if known is not None and known.evidence.start_ticks == evidence.start_ticks:
+                namespaces = known.namespaces
+            else:
+                namespaces = read_namespaces(pid, evidence.start_ticks, self._root) or Namespaces(pid)
+            placed[pid] = _Placed(evidence, job, namespaces, now_ns)
+        self._placed = placed
 
     def _tell_of_sluids(self, jobs: Iterable[Job | None]) -> None:
         """Once, of a job whose number nobody has told for a minute: a controller may take its time."""
@@ -209,12 +254,16 @@ class HostProcesses:
         For another thread than the one that looks the processes up. Raises ForeignFileError where the file belongs to
         somebody else than its process.
         """
-        for pid, (evidence, job) in self._placed.items():
-            if evidence.start_ticks == claim.start_ticks and self._own_pid(pid, claim.start_ticks) == claim.pid:
-                if evidence.uid not in {claim.uid, -1}:
+        for pid, placed in self._placed.items():
+            if placed.is_meant(claim):
+                if not placed.owns(claim):
                     raise ForeignFileError
-                return Placement(job, pid)
+                return Placement(placed.job, pid)
         return None
+
+    def has_seen(self, pid: int) -> bool:
+        """Whether a process that the driver lists could be looked up when that was last tried; for any thread."""
+        return pid in self._seen
 
     def declared_job(self, claim: AgentClaim) -> Job:
         """What a process says of itself, believed as far as its environment is believed without its cgroup."""
@@ -225,15 +274,6 @@ class HostProcesses:
             claim.pid, claim.start_ticks, uid=claim.uid, user=user, environment=claim.environment, missing=missing
         )
         return identify(said, self._lookups, self._settings).job or UNPLACED
-
-    def _own_pid(self, pid: int, start_ticks: int) -> int:
-        """A process's pid in its own namespace, looked up once."""
-        key = (pid, start_ticks)
-        if key not in self._own_pids:
-            if len(self._own_pids) >= _MAX_OWN_PIDS:
-                self._own_pids.clear()
-            self._own_pids[key] = (namespace_pids(pid, self._root) or (pid,))[-1]
-        return self._own_pids[key]
 
     def unknown_cgroups(self) -> Mapping[str, int]:
         """By form, from the start."""

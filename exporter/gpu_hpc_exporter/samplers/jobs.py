@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from gpu_hpc_exporter.jobs.attribution import UNPLACED, attribute
@@ -55,6 +55,10 @@ class Processes(Protocol):
     @property
     def can_tell(self) -> bool:
         """Whether the driver's pids can be looked up at all."""
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether the driver lists all processes to us; else what it lists is no count of them."""
 
     def jobs_of(self, pids: Collection[int], listed_ns: int) -> Mapping[int, Job | None]:
         """The job of each process that runs; None for one of which /proc does not tell.
@@ -113,7 +117,9 @@ class JobSampler:
             self._gpus_told = ()
 
     def put(self, event: Event) -> None:
-        """Pass an event on; take note of GPUs and processes."""
+        """Pass an event on; take note of GPUs and processes. A list that lacks others' processes is none."""
+        if isinstance(event, GpuProcesses) and not self._parts[0].lists_all:
+            event = replace(event, processes=None)
         self._sink.put(event)
         if isinstance(event, GpuProcesses):
             with self._lock:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,10 +42,14 @@ from gpu_hpc_exporter.sources.kernels.files import AgentFile, Reading
 
 MAX_KERNELS_OF_GPU: Final = 24
 """Kernels of a GPU that may have series, all its jobs together: those that once got them keep them."""
+MAX_KERNELS_OF_JOB: Final = 18
+"""Of them those of one job, where no more are asked for: so there is room for jobs that come later."""
 MAX_NAMED_KERNELS: Final = 128
 """The same for the whole node."""
 MAX_PAIRS: Final = 16
 """(GPU, job) pairs of their own; the jobs of others are `other`."""
+MAX_RESERVED: Final = MAX_PAIRS // 2
+"""Of them so many at most are kept for GPUs in use that have none yet: jobs on one GPU take no other's names."""
 OTHER_JOB: Final = "other"
 MAX_SIGNATURES: Final = 8192
 """Different kernels of a (GPU, job) that are told apart."""
@@ -90,6 +96,9 @@ _CUTS: Final = tuple(
 _MARK_NS: Final = 30 * NS
 """How often a file's slots are looked at one by one: for the ranks of kernels, and for what is usual."""
 _PHASES: Final = 6
+_LATE_NS: Final = 60 * NS
+"""What is told of a window may come so much later than the window itself: its last records are waited for."""
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 class LyingError(Exception):
@@ -210,7 +219,7 @@ class _Account:
     kernels had series when the slots were grouped. table: all counters as last counted, those of waiting slots as they
     were before. busy: nanoseconds of each slot that its kernel's rank knows of; due_ns: when it must know more. latest:
     what each kernel with a series did in the last window: launch-to-start time, its number, and the longest execution.
-    slower: by how much the slowest group of each exceeds what is normal for it.
+    slower: by how much the slowest group of each exceeds what is normal for it. read_ns: when it was last read, or 0.
     """
 
     due_ns: int
@@ -227,6 +236,7 @@ class _Account:
     window: int = 0
     latest: dict[Kernel, tuple[int, int, int]] = field(default_factory=dict)
     latest_until_ns: int = 0
+    read_ns: int = 0
     history: History = field(default_factory=History)
     slower: dict[Kernel, float] = field(default_factory=dict)
 
@@ -244,6 +254,8 @@ class KernelLedger:
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._served: set[str] = set()
         """GPUs of which some kernel has a series."""
+        self.in_use: Collection[str] = ()
+        """GPUs on which there are processes, as far as that is known."""
 
     def take(
         self,
@@ -252,9 +264,10 @@ class KernelLedger:
         place: Callable[[str], tuple[str, str] | None],
         name_of: Callable[[bytes], str | None],
         now_ns: int,
-    ) -> None:
-        """Add what a file has gained.
+    ) -> bool:
+        """Add what a file has gained; whether all of it could be.
 
+        What was gained on a device in more time than has passed is left out.
         `place`: UUID and job of a device by its UUID in hex, None where it is no GPU of ours. `name_of`: a kernel's
         signature, None where it has yet to be found: then its gain waits. Raises LyingError.
         """
@@ -269,7 +282,9 @@ class KernelLedger:
         account.table = account.table.ljust(len(reading.table), b"\0")  # new slots stood at 0
         self._settle(account, reading, place)
         has_joined = self._resolve(account, reading, name_of)
-        self._add_devices(account, reading)
+        most_ns = now_ns - account.read_ns if account.read_ns else _age_ns(file)
+        is_possible = self._add_devices(account, reading, most_ns + _LATE_NS)
+        account.read_ns = now_ns
         self._add_kernels(account, reading, file)
         self._add_overflow(account, reading)
         is_unserved = any(pair is not None and pair.uuid not in self._served for pair in account.places.values())
@@ -282,6 +297,7 @@ class KernelLedger:
         file.must_read = bool(account.waiting)
         period_s = file.status.period_s if file.status is not None else 0.0
         account.latest_until_ns = now_ns + round(_MAX_LIVES * period_s * NS)
+        return is_possible
 
     def keep_only(self, keys: Collection[tuple[str, int]]) -> None:
         """Forget all other files."""
@@ -345,11 +361,17 @@ class KernelLedger:
             return None
         pair = self._pairs.get(key)
         if pair is None:
-            own = sum(pair.job != OTHER_JOB for pair in self._pairs.values())
-            if own >= MAX_PAIRS and key[1] != OTHER_JOB:
+            if key[1] != OTHER_JOB and not self._has_room(key[0]):
                 return self._pair((key[0], OTHER_JOB))
             pair = self._pairs[key] = Pair(*key)
         return pair
+
+    def _has_room(self, uuid: str) -> bool:
+        """Whether one more job may have a name on this GPU."""
+        own = [pair.uuid for pair in self._pairs.values() if pair.job != OTHER_JOB]
+        waiting = {*self.in_use} - {*own}
+        reserved = 0 if uuid not in own else min(len(waiting), MAX_RESERVED)
+        return len(own) + reserved < MAX_PAIRS
 
     def _resolve(self, account: _Account, reading: Reading, name_of: Callable[[bytes], str | None]) -> bool:
         """Find out whose each new slot is, and each whose name was not known before; whether any joined a group."""
@@ -376,15 +398,24 @@ class KernelLedger:
             _join(account, slot)
         return bool(resolved)
 
-    def _add_devices(self, account: _Account, reading: Reading) -> None:
+    def _add_devices(self, account: _Account, reading: Reading, most_ns: int) -> bool:
+        """Add what each device has gained, but for those that did anything for longer than `most_ns`; whether none did.
+
+        Raises LyingError.
+        """
+        is_possible = True
         for index, _, counters in reading.devices:
             gain = counters - account.devices.get(index, 0)
             account.devices[index] = counters
             if (counters | gain) & layout.DEVICE_HIGH:
                 raise LyingError
+            if max(layout.unpack_lanes(gain, layout.D_TIMES)) > most_ns:
+                is_possible = False
+                continue
             pair = account.places.get(index)
             if pair is not None:
                 pair.device += gain
+        return is_possible
 
     def _add_kernels(self, account: _Account, reading: Reading, file: AgentFile) -> None:
         """Add what each group has gained. A counter of it that goes back leaves the highest bits of its lane set.
@@ -431,8 +462,9 @@ class KernelLedger:
         for uuid, kernels in named.items():
             room = min(MAX_KERNELS_OF_GPU - len(kernels), left)
             if room > 0:
-                pairs = [pair for pair in self._pairs.values() if pair.uuid == uuid and pair in gained]
-                left -= _give_series(kernels, pairs, self.top_k, room)
+                left -= _give_series(
+                    [pair for pair in self._pairs.values() if pair.uuid == uuid], gained, self.top_k, room
+                )
         self._served = {pair.uuid for pair in self._pairs.values() if pair.named}
 
     def _forget_pairs(self, is_wanted: Callable[[str, str], bool]) -> None:
@@ -500,6 +532,12 @@ def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: b
         {name: longest_ns for name, (_, _, longest_ns) in told.items()},
         patterns,
     )
+
+
+def _age_ns(file: AgentFile) -> int:
+    """How long a file's process has run, as it says."""
+    started_ns = file.start_ticks * NS // _TICKS_PER_SECOND
+    return max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns)
 
 
 def _row(table: bytes, slot: int) -> int:
@@ -604,16 +642,32 @@ def _compare(account: _Account, now_ns: int) -> None:
     account.history.add(now)
 
 
-def _give_series(named: list[Kernel], pairs: Iterable[Pair], top_k: int, room: int) -> int:
-    """How many others of these pairs got series, since they are among the busiest of all of their GPU."""
-    least_ns = sorted((kernel.busy_ns for kernel in named), reverse=True)[top_k - 1 : top_k] or [0]
+def _give_series(pairs: Collection[Pair], gained: Collection[Pair], top_k: int, room: int) -> int:
+    """How many more of a GPU's kernels got series: the busiest of all, and the busiest of each job to an equal share.
+
+    Without that share a job that says that it runs for centuries would leave the others none.
+    """
+    share = max(1, top_k // len(pairs))
+    named = [kernel for pair in pairs for kernel in pair.named]
+    found = _busiest(named, [pair for pair in pairs if pair in gained], top_k)
+    for pair in pairs:
+        if pair in gained and len(pair.named) < share:
+            found += [kernel for kernel in _busiest(pair.named, [pair], share) if kernel not in found]
+    chosen = 0
+    for kernel in found:
+        if chosen < room and len(kernel.pair.named) < max(MAX_KERNELS_OF_JOB, top_k):
+            kernel.give_series()
+            chosen += 1
+    return chosen
+
+
+def _busiest(named: Collection[Kernel], pairs: Iterable[Pair], count: int) -> list[Kernel]:
+    """Those of these pairs' kernels that are among so many busiest and have no series."""
+    least_ns = sorted((kernel.busy_ns for kernel in named), reverse=True)[count - 1 : count] or [0]
     least = least_ns[0]
     candidates = [k for pair in pairs for k in pair.kernels.values() if k.busy_ns > least and not k.has_series]
-    busiest = heapq.nsmallest(top_k, [*named, *candidates], key=_by_time)
-    chosen = [kernel for kernel in busiest if not kernel.has_series][:room]
-    for kernel in chosen:
-        kernel.give_series()
-    return len(chosen)
+    busiest = heapq.nsmallest(count, [*named, *candidates], key=_by_time)
+    return [kernel for kernel in busiest if not kernel.has_series]
 
 
 def _by_time(kernel: Kernel) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, get_args
 
@@ -24,6 +24,7 @@ from gpu_hpc_exporter.model import (
     AgentState,
     Event,
     GpuJobs,
+    GpuProcesses,
     Inventory,
     Job,
     JobsInForce,
@@ -33,11 +34,12 @@ from gpu_hpc_exporter.model import (
     State,
     StateChange,
 )
+from gpu_hpc_exporter.samplers.gpu_contexts import PATIENCE_NS, AgentGpus, GpuContexts, Standing
 from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, Placement
 from gpu_hpc_exporter.samplers.kernel_ledger import KernelLedger, LyingError
-from gpu_hpc_exporter.samplers.tracing import Moment, TracingTimes
+from gpu_hpc_exporter.samplers.tracing import Moment, TracingTimes, is_named
 from gpu_hpc_exporter.sources.kernels.demangle import Demangler
-from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles, Reading, make_folder
+from gpu_hpc_exporter.sources.kernels.files import AgentFile, AgentFiles, Reading, Status, make_folder
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,6 @@ _LONGEST_PERIOD_S: Final = 10.0
 _JOIN_S: Final = 0.3
 _NAMING_S: Final = 0.1
 """How long one look goes on finding names; kernels whose names come later lose nothing."""
-_PATIENCE_NS: Final = 15 * NS
-"""How long a process may take to appear in the driver's list before its own word counts."""
 _TWIN_NS: Final = 30 * NS
 """How long a second file of one process is waited for to become the only one, as after exec."""
 _SILENT_NS: Final = 30 * NS
@@ -67,13 +67,16 @@ class Owners(Protocol):
 
     def declared_job(self, claim: AgentClaim) -> Job: ...
 
+    def has_seen(self, pid: int) -> bool: ...
+
 
 @dataclass(slots=True)
 class _Owner:
     """What is known of whose a file is.
 
     placed: by its process, which stays true when that has ended. is_own_word: by nothing but what it says of itself, on
-    a host where no process can be looked up.
+    a host where no process can be looked up. is_foreign, has_wrong_times: it has been noted for GPUs on which its
+    process is not, and for times that cannot be.
     """
 
     first_ns: int
@@ -81,26 +84,34 @@ class _Owner:
     job: Job | None = None
     placed: Placement | None = None
     is_own_word: bool = False
+    gpus: AgentGpus = field(default_factory=AgentGpus)
+    is_foreign: bool = False
+    has_wrong_times: bool = False
     twin_ns: int | None = None
     records: tuple[int, int, int, int] | None = None
 
 
 class KernelSampler:
-    """Feeds a sink with reports until stopped; a sink itself, which learns of GPUs and jobs in passing."""
+    """Feeds a sink with reports until stopped; a sink itself, which learns of GPUs, processes and jobs in passing."""
 
     def __init__(
         self,
         sink: Sink,
         settings: config.Agent,
         clock: Callable[[], int] = time.monotonic_ns,
+        wall: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`clock`: the samplers' own; `wall`: Unix time, which agents write."""
         self._sink = sink
         self._clock = clock
+        self._wall = wall
         self._lock = threading.Lock()
         self._settings = settings
         self._in_use: config.Agent | None = None
+        self._files = self._files_of(settings)
         self._owners: Callable[[], Owners] | None = None
         self._gpus: dict[str, str] = {}
+        self._contexts = GpuContexts()
         self._jobs: JobsInForce | None = None
         self._told: tuple[State, str] | None = None
         self._demangler = Demangler(_signature)
@@ -115,17 +126,20 @@ class KernelSampler:
         self._owners = owners
 
     def put(self, event: Event) -> None:
-        """Pass an event on; take note of GPUs and jobs."""
+        """Pass an event on; take note of GPUs, their processes and jobs."""
         self._sink.put(event)
         if isinstance(event, JobsInForce):
             self._jobs = event
         elif isinstance(event, Inventory):
             self._know({_hex(gpu.uuid): gpu.uuid for gpu in event.gpus})
+        elif isinstance(event, GpuProcesses):
+            self._contexts.put(event)
 
     def _know(self, listed: dict[str, str]) -> None:
         """A GPU that is not listed now, while its driver hangs, or because it is lost, has jobs that did something."""
         missing = [item for item in self._gpus.items() if item[0] not in listed]
         self._gpus = dict(missing[-_MAX_MISSING:]) | listed
+        self._contexts.keep_only(self._gpus.values())
 
     def start(self) -> None:
         """Begin in the background."""
@@ -140,7 +154,7 @@ class KernelSampler:
         """End; False where the thread is stuck in what it reads."""
         self._stop.set()
         if self._thread.ident is None:
-            self._demangler.close()
+            self._end()
             return True
         self._thread.join(_JOIN_S)
         return not self._thread.is_alive()
@@ -158,7 +172,11 @@ class KernelSampler:
                     self._tell("failed", "internal_error")
                 wait_s = wait_after(time.thread_time() - began_s)
         finally:
-            self._demangler.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._demangler.close()
+        self._files.close()
 
     def tick(self) -> None:
         """Look once."""
@@ -166,7 +184,8 @@ class KernelSampler:
             settings = self._settings
         if settings != self._in_use:
             self._begin(settings)
-        look = _Look(self._clock(), time.time_ns(), time.monotonic() + _NAMING_S)
+        look = _Look(self._clock(), self._wall())
+        self._ledger.in_use = self._contexts.in_use(look.now_ns)
         files = []
         try:
             for file, reading in self._files.scan():
@@ -176,6 +195,10 @@ class KernelSampler:
         except OSError as error:
             self._tell(*unreadable(error, settings.directory))
             return
+        moment = Moment(look.now_ns, look.wall_ns, self._clock())
+        tracing = self._tracing.look(moment, [(file, self._reach(file, look)) for file in files])
+        for file in self._tracing.odd:
+            self._note_times(self._known[file.key], file)
         self._ledger.keep_only(look.files)
         self._known = {key: owner for key, owner in self._known.items() if key in look.files}
         self._demangler.rest()
@@ -189,7 +212,7 @@ class KernelSampler:
                 look.overhead_ratio,
                 {result: look.records[result] for result in RECORD_RESULTS},
                 self._newly_rejected(),
-                self._tracing.look(Moment(look.now_ns, look.wall_ns, self._clock()), files, self._gpus),
+                tracing,
                 frozenset(look.pids) if self._owners is not None and self._owners().can_tell else None,
             )
         )
@@ -201,17 +224,21 @@ class KernelSampler:
     def _begin(self, settings: config.Agent) -> None:
         if self._in_use is None or settings.directory != self._in_use.directory:
             make_folder(Path(settings.directory))
-            self._files = AgentFiles(Path(settings.directory), lambda: self._clock() / NS)
+            self._files.close()
+            self._files = self._files_of(settings)
             self._ledger = KernelLedger(settings.top_k)
             self._known = {}
             self._rejected = {}
         self._ledger.top_k = settings.top_k
         self._in_use = settings
 
+    def _files_of(self, settings: config.Agent) -> AgentFiles:
+        return AgentFiles(Path(settings.directory), lambda: self._clock() / NS)
+
     def _take(self, look: _Look, file: AgentFile, reading: Reading | None) -> None:
         owner = self._known.get(file.key)
         if owner is None:
-            claim = AgentClaim(file.pid, file.start_ticks, file.uid, file.environment)
+            claim = AgentClaim(file.pid, file.start_ticks, file.uid, file.environment, file.device)
             owner = self._known[file.key] = _Owner(look.now_ns, claim)
         try:
             is_known = self._identify(owner, file, look)
@@ -223,19 +250,19 @@ class KernelSampler:
         look.files.add(file.key)
         if file.died_s is not None:
             self._ledger.stop_latest(file)
-        if reading is not None and (not is_known or owner.job is None):
+        if reading is not None and (not is_known or owner.job is None or self._must_wait(owner, file, look)):
             file.rewind()
         elif reading is not None and not self._add(look, owner, file, reading):
             return
-        look.count(owner, file)
+        look.count(owner, file, is_heard=owner.placed is not None or bool(self._reach(file, look)))
 
     def _add(self, look: _Look, owner: _Owner, file: AgentFile, reading: Reading) -> bool:
         """Add what a file has gained to its owner's account; whether it may be true."""
         try:
-            self._ledger.take(
+            is_possible = self._ledger.take(
                 file,
                 reading,
-                lambda uuid: self._place(uuid, owner),
+                lambda uuid: self._place(uuid, owner, look),
                 lambda name: self._name(name, file.uid, look),
                 look.now_ns,
             )
@@ -243,7 +270,15 @@ class KernelSampler:
             self._reject(file, "lying")
             look.files.discard(file.key)
             return False
+        if not is_possible:
+            self._note_times(owner, file)
         return True
+
+    def _note_times(self, owner: _Owner, file: AgentFile) -> None:
+        """Once a file."""
+        if not owner.has_wrong_times:
+            owner.has_wrong_times = True
+            self._files.note(file, "wrong_times")
 
     def _identify(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
         """Whether it is known whose the file is, as well as it ever will be for now. Raises ForeignFileError."""
@@ -256,7 +291,7 @@ class KernelSampler:
             return True
         if owner.placed is not None:
             return True
-        waits = owners.can_tell and file.died_s is None and look.now_ns - owner.first_ns < _PATIENCE_NS
+        waits = owners.can_tell and file.died_s is None and look.now_ns - owner.first_ns < PATIENCE_NS
         if not waits and (owner.job is None or file.died_s is None):
             owner.job = owners.declared_job(owner.claim)
             owner.is_own_word = not owners.can_tell
@@ -284,9 +319,42 @@ class KernelSampler:
         file.reject(reason)
         self._ledger.forget(file)
 
-    def _place(self, uuid: str, owner: _Owner) -> tuple[str, str] | None:
+    def _must_wait(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
+        """Whether a process may yet appear on a GPU of which its file speaks; the file is noted where it will not."""
+        standings = {self._standing(owner, uuid, look) for uuid in self._named(file)}
+        if "waits" in standings and file.died_s is None:
+            return True
+        if standings - {"its"} and not owner.is_foreign:
+            owner.is_foreign = True
+            self._files.note(file, "foreign_gpu")
+        return False
+
+    def _standing(self, owner: _Owner, uuid: str, look: _Look) -> Standing:
+        """Whether a file may speak of a GPU. Where no process can be looked up it may."""
+        owners = self._owners() if self._owners is not None else None
+        if owners is None or not owners.can_tell:
+            return "its"
+        pid = owner.placed.pid if owner.placed is not None else None
+        return owner.gpus.standing(uuid, pid, self._contexts, owners.has_seen, look.now_ns)
+
+    def _reach(self, file: AgentFile, look: _Look) -> frozenset[str]:
+        """The GPUs of whose tracing a file may speak: while it names none, those that its process is known to be on."""
+        owner = self._known[file.key]
+        if not is_named(file):
+            if owner.placed is None:
+                return frozenset()
+            pid = owner.placed.pid
+            return frozenset(uuid for uuid in self._gpus.values() if self._contexts.has(uuid, pid, look.now_ns) is True)
+        return frozenset(uuid for uuid in self._named(file) if self._standing(owner, uuid, look) == "its")
+
+    def _named(self, file: AgentFile) -> list[str]:
+        """The GPUs of ours that a file names."""
+        gpus = self._gpus  # another thread may put others in its place
+        return [gpus[uuid] for uuid in file.uuids if uuid in gpus]
+
+    def _place(self, uuid: str, owner: _Owner, look: _Look) -> tuple[str, str] | None:
         known = self._gpus.get(uuid)
-        if known is None:
+        if known is None or self._standing(owner, known, look) != "its":
             return None
         rows = self._rows(known)
         pod = pod_row(owner.claim.environment, rows) if owner.is_own_word else ""
@@ -294,8 +362,10 @@ class KernelSampler:
 
     def _name(self, name: bytes, uid: int, look: _Look) -> str | None:
         known = self._demangler.known(name)
-        if known is None and time.monotonic() < look.naming_until:
+        if known is None and look.naming.has_some_for(uid):
+            began_s = time.monotonic()
             known = self._demangler.ask(name, uid)
+            look.naming.spend(uid, time.monotonic() - began_s)
         return known
 
     def _rows(self, uuid: str) -> GpuJobs | None:
@@ -319,13 +389,30 @@ class KernelSampler:
             log.log(level, "kernel agents' files are %s: %s", state, reason)
 
 
+class NamingTime:
+    """The time that one look has for finding names: a user gets half of what those before have left, and no more."""
+
+    def __init__(self, left_s: float) -> None:
+        self._left_s = left_s
+        self._spent_s: dict[int, float] = {}
+
+    def has_some_for(self, uid: int) -> bool:
+        """Whether another name of this user's files may be looked for."""
+        return self._spent_s.get(uid, 0.0) < self._left_s
+
+    def spend(self, uid: int, seconds: float) -> None:
+        """So long it took."""
+        self._left_s -= seconds
+        self._spent_s[uid] = self._spent_s.get(uid, 0.0) + seconds
+
+
 class _Look:
     """One look at all files, and what was counted in it."""
 
-    def __init__(self, now_ns: int, wall_ns: int, naming_until: float) -> None:
+    def __init__(self, now_ns: int, wall_ns: int) -> None:
         self.now_ns = now_ns
         self.wall_ns = wall_ns
-        self.naming_until = naming_until
+        self.naming = NamingTime(_NAMING_S)
         self.files: set[tuple[str, int]] = set()
         self.processes: set[tuple[str, int, int]] = set()
         self.pids: set[int] = set()
@@ -334,15 +421,13 @@ class _Look:
         self.overhead_ratio: float | None = None
         self.records: Counter[RecordResult] = Counter()
 
-    def count(self, owner: _Owner, file: AgentFile) -> None:
-        """What this file's agent says of itself."""
+    def count(self, owner: _Owner, file: AgentFile, *, is_heard: bool) -> None:
+        """What this file's agent says of itself; figures only where it `is_heard`: its process may be on a GPU."""
         status = file.status
         if status is None:
             return
-        before = owner.records or (status.records if file.is_old else (0, 0, 0, 0))
-        for result, now, was in zip(RECORD_RESULTS, status.records, before, strict=True):
-            self.records[result] += max(0, now - was)
-        owner.records = status.records
+        if is_heard:
+            self._count_records(owner, file, status)
         if file.died_s is not None:
             return
         if owner.placed is not None:
@@ -354,8 +439,14 @@ class _Look:
         self.states[state] += 1
         if reason:
             self.reasons.add(reason)
-        if state in {"tracing", "waiting"}:
+        if is_heard and state in {"tracing", "waiting"}:
             self.overhead_ratio = max(self.overhead_ratio or 0.0, status.overhead_ratio)
+
+    def _count_records(self, owner: _Owner, file: AgentFile, status: Status) -> None:
+        before = owner.records or (status.records if file.is_old else (0, 0, 0, 0))
+        for result, now, was in zip(RECORD_RESULTS, status.records, before, strict=True):
+            self.records[result] += max(0, now - was)
+        owner.records = status.records
 
 
 def wait_after(cost_s: float) -> float:

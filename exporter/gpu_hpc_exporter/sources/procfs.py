@@ -26,31 +26,56 @@ MAX_PROCESSES: Final = 4096
 
 _INITIAL_NAMESPACE: Final = "pid:[4026531836]"
 """The host's own pid namespace: its number is a constant of the kernel (PROC_PID_INIT_INO)."""
+_FIRST_TRANSLATING: Final = (535, 113, 1)
+"""The first driver that lists to a process the processes of its own namespace only, by their pids there: the first with
+os_find_ns_pid in NVIDIA/open-gpu-kernel-modules. Those before list all, by the host's pids."""
+_MODULE_VERSION: Final = re.compile(r"Kernel Module.*?\s([0-9]{1,5}(?:\.[0-9]{1,5}){1,3})\s")
 
 
 @dataclass(frozen=True, slots=True)
 class PidView:
-    """Whether the driver's pids, which are the host's, can be looked up in this /proc. reason: why not, or not all."""
+    """Whether the driver's pids can be looked up in this /proc. reason: why not, or not all.
+
+    lists_all: the driver lists the processes of all namespaces to us, by the host's pids.
+    """
 
     lookup: bool
     reason: str = ""
+    lists_all: bool = True
 
 
-def pid_view(root: Path = PROC, *, is_hosts: bool | None = None) -> PidView:
-    """Detect it once. `is_hosts`: the user says so; by default any /proc but our own counts as the host's."""
+def module_version(root: Path = PROC) -> str:
+    """Of the driver's kernel module that is loaded, "" without one."""
+    try:
+        text = (root / "driver/nvidia/version").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    match = _MODULE_VERSION.search(text)
+    return match[1] if match else ""
+
+
+def pid_view(root: Path = PROC) -> PidView:
+    """Detect it once. Any /proc but our own counts as the host's."""
     try:
         own = os.readlink(root / "self/ns/pid")  # noqa: PTH115  a link whose target is no path
     except OSError:
         own = ""
-    if is_hosts is None:
-        is_hosts = root != PROC or own == _INITIAL_NAMESPACE
-    if not is_hosts:
+    if own not in {"", _INITIAL_NAMESPACE} and not _lists_all(module_version(root)):
+        reason = "own pid namespace, and this driver lists no processes of others: run with hostPID"
+        return PidView(lookup=False, reason=reason, lists_all=False)
+    if root == PROC and own != _INITIAL_NAMESPACE:
         return PidView(lookup=False, reason="own pid namespace: run with hostPID, or mount the host's /proc")
     if (root / "1").exists():
         return PidView(lookup=True)
     if any(name.isdecimal() for name in _names(root)):
         return PidView(lookup=True, reason="hidepid: only processes of our own user are visible")
     return PidView(lookup=False, reason="no processes there: is it a /proc?")
+
+
+def _lists_all(version: str) -> bool:
+    """Whether a driver does so to a process in a namespace of its own. One whose version is not known does not."""
+    numbers = tuple(map(int, version.split("."))) if version else _FIRST_TRANSLATING
+    return numbers < _FIRST_TRANSLATING
 
 
 def _names(root: Path) -> list[str]:
@@ -150,7 +175,7 @@ class Processes:
         wanted = [pid for pid in dict.fromkeys(pids) if 0 < pid <= MAX_PID][:MAX_PROCESSES]
         entries: dict[int, _Entry] = {}
         try:
-            with _open_folder(self._root) as descriptor:
+            with open_folder(self._root) as descriptor:
                 root = _Root(descriptor)
                 marks = self._marks(root, wanted)
                 now = time.monotonic()
@@ -172,7 +197,7 @@ class Processes:
         if not 0 < pid <= MAX_PID:
             return None
         try:
-            with _open_folder(self._root) as descriptor:
+            with open_folder(self._root) as descriptor:
                 entry = self._load(_Root(descriptor), pid)
         except OSError:
             return None
@@ -318,7 +343,8 @@ class _Root:
 
 
 @contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
+def open_folder(path: Path) -> Iterator[int]:
+    """A folder of /proc: what is read below it is of one process. Raises OSError."""
     descriptor = os.open(path, _FOLDER)
     try:
         yield descriptor
@@ -332,6 +358,15 @@ def _read(folder: int, name: str, limit: int) -> bytes:
     try:
         data = os.read(descriptor, _CHUNK)
         return data if len(data) < _CHUNK else _read_on(descriptor, data, limit)
+    finally:
+        os.close(descriptor)
+
+
+def read_whole(folder: int, name: str, limit: int) -> bytes:
+    """All of a file of a process, as far as it goes; some of /proc come in pieces. Raises OSError."""
+    descriptor = os.open(name, _FILE, dir_fd=folder)
+    try:
+        return _read_on(descriptor, b"", limit)
     finally:
         os.close(descriptor)
 
@@ -383,13 +418,12 @@ _UID_LINE: Final = re.compile(rb"^Uid:\s*[0-9]+\s+([0-9]{1,10})", re.MULTILINE)
 _NSPID_LINE: Final = re.compile(rb"^NSpid:((?:\s+[0-9]{1,10})+)$", re.MULTILINE)
 
 
-def namespace_pids(pid: int, root: Path = PROC) -> tuple[int, ...]:
-    """A process's pid in each of its namespaces, the host's first; () where a kernel before 4.1 does not tell."""
-    try:
-        with _open_folder(root / str(pid)) as folder:
-            match = _NSPID_LINE.search(_read(folder, "status", _MAX_STATUS))
-    except OSError:
-        return ()
+def namespace_pids_of(folder: int) -> tuple[int, ...]:
+    """The pids in each of its namespaces, the host's first, of the process of an open folder of /proc.
+
+    () where a kernel before 4.1 does not tell. Raises OSError.
+    """
+    match = _NSPID_LINE.search(_read(folder, "status", _MAX_STATUS))
     return tuple(int(number) for number in match[1].split()) if match else ()
 
 

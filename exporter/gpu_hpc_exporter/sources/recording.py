@@ -7,7 +7,7 @@ against these types and every problem names file and line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
@@ -172,7 +172,7 @@ class KernelLine(msgspec.Struct, tag="kernel", tag_field="type", frozen=True, om
     overhead: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     records: dict[RecordResult, Count] = {}
     rejected: dict[Text, Count] = {}
-    tracing: dict[Text, Tracing] | None = None
+    tracing: dict[Text, Tracing | None] | None = None
 
 
 Line = (
@@ -309,7 +309,7 @@ def _decode_kernels(line: KernelLine, time_ns: int) -> KernelReport:
         raise msgspec.ValidationError("activities need jobs, each (GPU, job) once")
     for activity in line.activities:
         _check_activity(activity)
-    _check_tracing(line.tracing or {})
+    _check_tracing(tracing for tracing in (line.tracing or {}).values() if tracing is not None)
     return KernelReport(
         time_ns,
         tuple(line.activities),
@@ -322,8 +322,8 @@ def _decode_kernels(line: KernelLine, time_ns: int) -> KernelReport:
     )
 
 
-def _check_tracing(gpus: Mapping[str, Tracing]) -> None:
-    for tracing in gpus.values():
+def _check_tracing(gpus: Iterable[Tracing]) -> None:
+    for tracing in gpus:
         if len(tracing.ended) > MAX_SPANS:
             raise msgspec.ValidationError(f"{len(tracing.ended)} times of tracing: expected up to {MAX_SPANS}")
         if not 0 <= tracing.open_ns < _MAX_AMOUNT or any(

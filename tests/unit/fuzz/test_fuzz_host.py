@@ -22,8 +22,9 @@ from gpu_hpc_exporter.model import Evidence, JobOnGpu, XidError
 from gpu_hpc_exporter.sources import kmsg
 from gpu_hpc_exporter.sources.device_files import held_by_children, held_here
 from gpu_hpc_exporter.sources.libraries import MAX_LIBRARIES, ProcessLibraries, mapped_libraries
+from gpu_hpc_exporter.sources.namespaces import read_namespaces
 from gpu_hpc_exporter.sources.nvml.library import loaded_file
-from gpu_hpc_exporter.sources.procfs import Processes, Users, namespace_pids
+from gpu_hpc_exporter.sources.procfs import Processes, Users
 from gpu_hpc_exporter.sources.profilers import ProfilerWatch
 from gpu_hpc_exporter.text import MAX_BYTES
 from unit.fuzz.foreign import MAX_DAMAGED, damaged, foreign, fuzz, is_label, soon
@@ -44,6 +45,10 @@ CGROUPS = (
 SEGMENTS = (b"/job_4711", b"/kubepods", b".slice", b".scope", b"/..", b"/user@1000.service", CID.encode(), b"0::", b"_")
 ENVIRON = b"PATH=/bin\0JOB_NAME=bert\0RANK=3\0SLURM_JOB_ID=4711\0SECRET=s\0"
 NAMES = (b"JOB_NAME=", b"RANK=", b"SLURM_JOB_ID=", b"\0")
+USERS = b"         0        900        200\n       200       1100         10\n"
+MOUNTS = (
+    b"31 28 0:24 /a /run/agents rw,nosuid,idmapped shared:5 - tmpfs tmpfs rw\n28 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+)
 COMMAND = b"python3\0-m\0ipykernel\0--job=bert\0"
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000:A. L.:/home/alice:/bin/sh\nbob:x:1001:1000::/:/bin/sh\n"
 RULES = compile_rules(
@@ -87,6 +92,8 @@ def check_evidence(evidence: Evidence) -> None:
             "status": foreign(STATUS, tokens=(b"Uid:", b"NSpid:", b"1000\t")),
             "cgroup": foreign(*CGROUPS, tokens=SEGMENTS),
             "environ": foreign(ENVIRON, tokens=NAMES),
+            "uid_map": foreign(USERS, tokens=(b"1000", b"65536", b"\n")),
+            "mountinfo": foreign(MOUNTS, tokens=(b",idmapped", b"0:24", b" - ")),
             "cmdline": foreign(COMMAND, tokens=(b"--job=", b"jupyter", b"ipykernel")),
         },
     ),
@@ -96,12 +103,16 @@ def check_evidence(evidence: Evidence) -> None:
 @example({"stat": b"4101 (x) S " + b"1 " * 18 + b"9" * 4000 + b" 0\n"}, PASSWD)
 @example({"status": b"Uid:" + b"\n" * 16_000}, b":" * 100_000)
 @example({"status": b"NSpid:" + b"\t1" * 9000}, b"\n" * 100_000)
+@example({"uid_map": b"0 0 9999999999\n" * 9000, "mountinfo": b"1 1 9999:9999999 / / idmapped \n" * 9000}, PASSWD)
 def test_processes(proc: Path, files: dict[str, bytes], passwd: bytes) -> None:
     """Any files: nothing, or little that is known, from which comes a job whose texts can be labels."""
     (proc.parent / "etc/passwd").write_bytes(passwd)
     lay(proc, **files)
-    namespaces = namespace_pids(4101, proc)
-    assert all(0 <= pid < 10**10 for pid in namespaces)
+    namespaces = read_namespaces(4101, 8765, proc)
+    if namespaces is not None:
+        assert 0 <= namespaces.pid < 10**10
+        owner = namespaces.owner_on(next(iter(namespaces.idmapped), 0), 1000)
+        assert owner is None or 0 <= owner < 10**11
     users = Users(proc)
     processes = Processes(proc, VARIABLES, users.name)
     evidence = processes.read(4101)

@@ -37,6 +37,7 @@ FUZZED: Final = {
     "sources.kubernetes.objects": "test_fuzz_kubernetes",
     "sources.kubernetes.text": "test_fuzz_kubernetes",
     "sources.libraries": "test_fuzz_host",
+    "sources.namespaces": "test_fuzz_host",
     "sources.nvml.gpm": "test_fuzz_driver",
     "sources.nvml.inventory": "test_fuzz_driver",
     "sources.nvml.library": "test_fuzz_host",

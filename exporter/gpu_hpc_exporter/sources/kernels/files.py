@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,7 +28,8 @@ from gpu_hpc_exporter.sources.kernels import layout
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES: Final = 4096
-"""Names in the directory that one scan looks at."""
+"""Names in the directory that one scan looks at; the next one goes on where it ended."""
+_MAX_REFUSED: Final = 4 * MAX_ENTRIES
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 256
 MAX_KERNELS_OF_USER: Final = 300_000
@@ -39,10 +40,12 @@ KEPT_DEAD_S: Final = 60.0
 """A file stays so long after its process has ended, for whoever else reads it."""
 REASONS: Final = (
     *("unreadable", "symlink", "not_regular", "linked", "unknown_magic", "unknown_version", "wrong_size"),
-    *("wrong_layout", "too_many", "duplicate", "foreign_owner", "lying", "torn"),
+    *("wrong_layout", "too_many", "duplicate", "foreign_owner", "lying", "torn", "foreign_gpu", "wrong_times"),
 )
-"""Why files are rejected; `torn` ones may become readable again."""
+"""Why files are rejected; by the last three only in part: a torn one for now, what one says of GPUs on which its
+process is not, and of times that cannot be."""
 
+_IN_PART: Final = frozenset({"torn", "foreign_gpu", "wrong_times"})
 _NAME: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.shm", re.ASCII)
 _UNFINISHED: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.tmp", re.ASCII)
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -87,8 +90,8 @@ class Status:
 class AgentFile:
     """One process's file. is_old: it was there at the first scan. kernels, strings: slots and bytes of names read.
 
-    must_read: its kernels are wanted though no new window has come. died_s: when its process was seen to be gone.
-    uuids: of its devices, in hex, once a window has been published.
+    device: of its file system (st_dev). must_read: its kernels are wanted though no new window has come. died_s: when
+    its process was seen to be gone. uuids: of its devices, in hex, once a window has been published.
     """
 
     name: str
@@ -102,6 +105,7 @@ class AgentFile:
     windows: int = -1
     kernels: int = 0
     strings: int = 0
+    device: int = 0
     must_read: bool = False
     died_s: float | None = None
     torn: int = 0
@@ -142,11 +146,12 @@ class Reading:
 
 @dataclass(slots=True)
 class _Scan:
-    """One look at the directory."""
+    """One look at the directory. is_whole: at all of its names."""
 
     descriptor: int
     now_s: float
     retries: int = _RETRIES
+    is_whole: bool = True
     by_user: Counter[int] = field(default_factory=Counter)
     kernels: Counter[int] = field(default_factory=Counter)
     strings: Counter[int] = field(default_factory=Counter)
@@ -159,6 +164,18 @@ class _Scan:
             raise RejectedError("too_many")
 
 
+class _Listing:
+    """A directory's names, some at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._entries = os.scandir(descriptor)
+        self.close = self._entries.close
+
+    def take(self, count: int) -> list[os.DirEntry[str]]:
+        """The next ones; fewer where there are no more."""
+        return [*islice(self._entries, count)]
+
+
 class AgentFiles:
     """The files of one directory and what was rejected. Belongs to one thread."""
 
@@ -167,6 +184,9 @@ class AgentFiles:
         self._clock = clock
         self._files: dict[str, AgentFile] = {}
         self._refused: dict[str, int] = {}
+        self._without_room: dict[str, int] = {}
+        self._listing: _Listing | None = None
+        self._is_flooded = False
         self._logged = 0
         self._is_first = True
         self.rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
@@ -181,7 +201,8 @@ class AgentFiles:
             scan = _Scan(folder, self._clock())
             present = self._present(scan)
             self._files = {name: file for name, file in self._files.items() if present.get(name) == file.inode}
-            self._refused = {name: inode for name, inode in self._refused.items() if present.get(name) == inode}
+            self._refused = self._still_there(self._refused, present, is_whole=scan.is_whole)
+            self._without_room = self._still_there(self._without_room, present, is_whole=scan.is_whole)
             for file in self._files.values():
                 scan.by_user[file.uid] += 1
                 scan.kernels[file.uid] += file.kernels
@@ -203,23 +224,58 @@ class AgentFiles:
                 elif file.died_s is not None and scan.now_s - file.died_s >= KEPT_DEAD_S:
                     self._remove(scan, file)
 
+    def note(self, file: AgentFile, reason: str) -> None:
+        """Count and name a file of which a part is not believed; all else of it is read on."""
+        self._count(file.name, reason, file.uid)
+
     def _present(self, scan: _Scan) -> dict[str, int]:
         """Inodes by name, known files first, so that new ones cannot push them out; old leftovers are removed."""
         names: dict[str, int] = {}
         leftovers: list[str] = []
-        with os.scandir(scan.descriptor) as entries:
-            for entry in islice(entries, MAX_ENTRIES):
-                if _NAME.fullmatch(entry.name):
-                    names[entry.name] = entry.inode()
-                elif _UNFINISHED.fullmatch(entry.name):
-                    leftovers.append(entry.name)
+        entries, is_whole = self._next_entries(scan)
+        for entry in entries:
+            if _NAME.fullmatch(entry.name):
+                names[entry.name] = entry.inode()
+            elif _UNFINISHED.fullmatch(entry.name):
+                leftovers.append(entry.name)
         for name in leftovers[:_MAX_UNLINKED]:
             with suppress(OSError):
                 status = os.stat(name, dir_fd=scan.descriptor, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > KEPT_DEAD_S:
                     os.unlink(name, dir_fd=scan.descriptor)
-        known = {name: names[name] for name in self._files if name in names}
+        known: dict[str, int] = {}
+        for name in self._files:
+            if name in names:
+                known[name] = names[name]
+            elif not is_whole:
+                with suppress(OSError):
+                    known[name] = os.stat(name, dir_fd=scan.descriptor, follow_symlinks=False).st_ino
+        scan.is_whole = is_whole
         return known | names
+
+    def _next_entries(self, scan: _Scan) -> tuple[list[os.DirEntry[str]], bool]:
+        """The next names of the directory, of which somebody may have made millions; whether these are all."""
+        is_first = self._listing is None
+        self._listing = self._listing or _Listing(scan.descriptor)
+        entries = self._listing.take(MAX_ENTRIES)
+        has_ended = len(entries) < MAX_ENTRIES
+        if has_ended:
+            self.close()
+        elif not self._is_flooded:
+            self._is_flooded = True
+            log.warning("%s has %d names or more: new files in it are found late", self._directory, MAX_ENTRIES)
+        return entries, is_first and has_ended
+
+    def _still_there(self, names: dict[str, int], present: Mapping[str, int], *, is_whole: bool) -> dict[str, int]:
+        """Those of these files that are present, or that may be where not all names were looked at."""
+        kept = [item for item in names.items() if present.get(item[0], None if is_whole else item[1]) == item[1]]
+        return dict(kept[-_MAX_REFUSED:])
+
+    def close(self) -> None:
+        """End a listing that has not come to its end."""
+        if self._listing is not None:
+            self._listing.close()
+            self._listing = None
 
     def _look(
         self, scan: _Scan, name: str, file: AgentFile | None, *, is_first: bool
@@ -274,7 +330,9 @@ class AgentFiles:
             raise RejectedError("wrong_layout")
         pid, start_ticks, _, _, _ = fields[count:]
         environment = _environment(os.pread(descriptor, layout.MAX_ENVIRONMENT, layout.ENVIRONMENT_OFFSET))
-        file = AgentFile(name, status.st_ino, status.st_uid, pid, start_ticks, is_first, environment)
+        file = AgentFile(
+            name, status.st_ino, status.st_uid, pid, start_ticks, is_first, environment, device=status.st_dev
+        )
         scan.by_user[file.uid] += 1
         self._files[name] = file
         return file
@@ -314,6 +372,11 @@ class AgentFiles:
         file = self._files.pop(name, None)
         if file is not None:
             scan.by_user[file.uid] -= 1
+        elif reason == "too_many":  # there may be room later
+            if name not in self._without_room:
+                self._without_room[name] = inode
+                self._count(name, reason, None)
+            return
         self._refused[name] = inode
         self._count(name, reason, file.uid if file is not None else None)
 
@@ -323,7 +386,8 @@ class AgentFiles:
         if self._logged <= _MAX_LOGGED:
             owner = f" of user {uid}" if uid is not None else ""
             more = "; others will only be counted" if self._logged == _MAX_LOGGED else ""
-            log.warning("agent file %s%s is rejected: %s%s", self._directory / name, owner, reason, more)
+            part = "in part " if reason in _IN_PART else ""
+            log.warning("agent file %s%s is %srejected: %s%s", self._directory / name, owner, part, reason, more)
 
     def _remove(self, scan: _Scan, file: AgentFile) -> None:
         """Delete the file of a process that has ended, if the name is still its own."""
@@ -370,7 +434,7 @@ def _parse_status(head: bytes) -> Status:
     records = values[14:18]
     windows, period_s = values[19], values[23]
     kernels, strings, traces = values[26], values[27], values[29]
-    if kernels > layout.KERNELS or strings > layout.STRINGS or max(records) >= 1 << 60 or windows >= 1 << 60:
+    if kernels > layout.KERNELS or strings > layout.STRINGS or max(records) >= _MAX_RECORDS or windows >= 1 << 60:
         raise RejectedError("lying")
     return Status(
         heartbeat_ns,
@@ -388,6 +452,8 @@ def _parse_status(head: bytes) -> Status:
 
 
 _MAX_PERIOD_S: Final = 600.0
+_MAX_RECORDS: Final = 1 << 48
+"""A million a second for nine years: what all files count can still be told to the one."""
 
 
 def _copy(descriptor: int, file: AgentFile, status: Status) -> Reading:

@@ -74,6 +74,8 @@ COUNTERS_OFFSET: Final = 24
 COUNTERS: Final = 182
 D_TRACED, D_DEVICE_TRACED, D_BUSY, D_COMPUTE, D_COMMUNICATION, D_COPY, D_OVERLAP = range(7)
 D_IDLE_HOST, D_IDLE_QUEUE, D_IDLE_OTHER = 7, 8, 9
+D_TIMES: Final = 10
+"""The first counters of a device are nanoseconds of the clock, of each of which there is only one at a time."""
 D_LAUNCH_API, D_QUEUE_NS, D_QUEUE_BUCKETS = 11, 13, 14
 D_GRAPHS_TRACED, D_GRAPHS_UNTRACED = 23, 24
 D_SYNC_NS: Final = 28
