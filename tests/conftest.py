@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 BUNDLE = "tests/bundle/"
+LONG = (BUNDLE, "tests/e2e/test_soak.py")
+"""What begins first, that nobody waits for it alone in the end: few tests that take minutes."""
 FOREIGN = re.compile(r"(CUDA|NVTX|GPU_HPC_AGENT|COMPOSE)_.*")
 """The caller's variables that would reach the programs under test, and are none of theirs."""
 
@@ -49,7 +52,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
             file = nodeid.partition("::")[0]
             return BUNDLE if file.startswith(BUNDLE) else file
 
+    config.option.loadscopereorder = False  # by the number of tests, which is not how long they take
     return FilesTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long first, then files with many tests."""
+    files = [item.nodeid.partition("::")[0] for item in items]
+    counts = Counter(files)
+    order = {file: (not file.startswith(LONG), -counts[file], file) for file in counts}
+    items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -777,7 +777,8 @@ def test_the_series_budget_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     served = kernel_series(samples)
     assert 2000 < len(served) <= 3000
     named = {(row["uuid"], row["job"], row["kernel"]) for _, row in served if row.get("kernel", "other") != "other"}
-    assert len(named) == MAX_NAMED_KERNELS
+    # Each GPU's busiest, and what is left for equal shares, by how many jobs of it came first in the directory.
+    assert 8 * 12 <= len(named) <= MAX_NAMED_KERNELS
     traced = samples.all("gpu_hpc_kernel_traced_seconds_total")
     own = {(dict(row)["job"], dict(row)["gpu"]) for row in traced if dict(row)["job"] != "other"}
     assert len(own) == min(jobs, MAX_PAIRS)

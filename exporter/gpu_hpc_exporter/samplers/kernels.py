@@ -76,7 +76,7 @@ class _Owner:
 
     placed: by its process, which stays true when that has ended. is_own_word: by nothing but what it says of itself, on
     a host where no process can be looked up. is_foreign, has_wrong_times: it has been noted for GPUs on which its
-    process is not, and for times that cannot be.
+    process is not, and for times that cannot be. died_ns: when its process was seen to be gone.
     """
 
     first_ns: int
@@ -87,6 +87,7 @@ class _Owner:
     gpus: AgentGpus = field(default_factory=AgentGpus)
     is_foreign: bool = False
     has_wrong_times: bool = False
+    died_ns: int | None = None
     twin_ns: int | None = None
     records: tuple[int, int, int, int] | None = None
 
@@ -249,12 +250,13 @@ class KernelSampler:
             return
         look.files.add(file.key)
         if file.died_s is not None:
+            owner.died_ns = round(file.died_s * NS)
             self._ledger.stop_latest(file)
         if reading is not None and (not is_known or owner.job is None or self._must_wait(owner, file, look)):
             file.rewind()
         elif reading is not None and not self._add(look, owner, file, reading):
             return
-        look.count(owner, file, is_heard=owner.placed is not None or bool(self._reach(file, look)))
+        look.count(owner, file, is_heard=self._is_heard(owner, file, look))
 
     def _add(self, look: _Look, owner: _Owner, file: AgentFile, reading: Reading) -> bool:
         """Add what a file has gained to its owner's account; whether it may be true."""
@@ -320,14 +322,25 @@ class KernelSampler:
         self._ledger.forget(file)
 
     def _must_wait(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
-        """Whether a process may yet appear on a GPU of which its file speaks; the file is noted where it will not."""
+        """Whether a process may yet appear on a GPU of which its file speaks; the file is noted where it will not.
+
+        One that has ended before it could is believed: it may have lived between two lists.
+        """
         standings = {self._standing(owner, uuid, look) for uuid in self._named(file)}
         if "waits" in standings and file.died_s is None:
             return True
-        if standings - {"its"} and not owner.is_foreign:
+        if "foreign" in standings and not owner.is_foreign:
             owner.is_foreign = True
             self._files.note(file, "foreign_gpu")
         return False
+
+    def _is_heard(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
+        """Whether the agent's figures of itself count: its process may be, or may have been, on a GPU."""
+        if owner.placed is not None or self._reach(file, look):
+            return True
+        return owner.died_ns is not None and any(
+            self._standing(owner, uuid, look) == "waits" for uuid in self._named(file)
+        )
 
     def _standing(self, owner: _Owner, uuid: str, look: _Look) -> Standing:
         """Whether a file may speak of a GPU. Where no process can be looked up it may."""
@@ -335,7 +348,8 @@ class KernelSampler:
         if owners is None or not owners.can_tell:
             return "its"
         pid = owner.placed.pid if owner.placed is not None else None
-        return owner.gpus.standing(uuid, pid, self._contexts, owners.has_seen, look.now_ns)
+        now_ns = look.now_ns if owner.died_ns is None else min(owner.died_ns, look.now_ns)
+        return owner.gpus.standing(uuid, pid, self._contexts, owners.has_seen, now_ns)
 
     def _reach(self, file: AgentFile, look: _Look) -> frozenset[str]:
         """The GPUs of whose tracing a file may speak: while it names none, those that its process is known to be on."""
@@ -354,7 +368,7 @@ class KernelSampler:
 
     def _place(self, uuid: str, owner: _Owner, look: _Look) -> tuple[str, str] | None:
         known = self._gpus.get(uuid)
-        if known is None or self._standing(owner, known, look) != "its":
+        if known is None or self._standing(owner, known, look) == "foreign":
             return None
         rows = self._rows(known)
         pod = pod_row(owner.claim.environment, rows) if owner.is_own_word else ""
