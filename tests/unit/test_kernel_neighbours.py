@@ -225,6 +225,22 @@ def test_who_may_be_one_that_cannot_be_looked_up(shared: Shared) -> None:
     assert sum(executions(samples, uuid=G1.uuid, job="mine").values()) == 50
 
 
+def test_a_process_that_lived_between_two_lists(shared: Shared) -> None:
+    """It was on no list, and is no liar: it can have been nowhere long. When it was traced stays untold."""
+    shared.on[G1.uuid] = ()
+    short = shared.node.agent(LIAR, None, G1.uuid, JOB_NAME="mine")
+    short.records = [40, 3, 2, 1]
+    run(short, {b"gemm": (10, 1000)})
+    shared.look()
+    run(short, {b"gemm": (10, 1000)})
+    short.end()
+    for _ in range(6):
+        samples = shared.look()
+    assert sum(executions(samples, uuid=G1.uuid).values()) == 20
+    assert samples.one("gpu_hpc_agent_records_total", result="dropped") == 3
+    assert samples.one(REJECTED, reason="foreign_gpu") == 0
+
+
 def test_a_process_that_the_driver_lists_late(shared: Shared) -> None:
     """Nothing of what it did before is lost, nor of one that has ended before the look."""
     shared.on[G1.uuid] = ()
