@@ -76,7 +76,7 @@ class _Owner:
 
     placed: by its process, which stays true when that has ended. is_own_word: by nothing but what it says of itself, on
     a host where no process can be looked up. is_foreign, has_wrong_times: it has been noted for GPUs on which its
-    process is not, and for times that cannot be. died_ns: when its process was seen to be gone.
+    process is not, and for times that cannot be.
     """
 
     first_ns: int
@@ -87,7 +87,6 @@ class _Owner:
     gpus: AgentGpus = field(default_factory=AgentGpus)
     is_foreign: bool = False
     has_wrong_times: bool = False
-    died_ns: int | None = None
     twin_ns: int | None = None
     records: tuple[int, int, int, int] | None = None
 
@@ -250,7 +249,6 @@ class KernelSampler:
             return
         look.files.add(file.key)
         if file.died_s is not None:
-            owner.died_ns = round(file.died_s * NS)
             self._ledger.stop_latest(file)
         if reading is not None and (not is_known or owner.job is None or self._must_wait(owner, file, look)):
             file.rewind()
@@ -264,7 +262,7 @@ class KernelSampler:
             is_possible = self._ledger.take(
                 file,
                 reading,
-                lambda uuid: self._place(uuid, owner, look),
+                lambda uuid: self._place(uuid, owner, file, look),
                 lambda name: self._name(name, file.uid, look),
                 look.now_ns,
             )
@@ -326,7 +324,7 @@ class KernelSampler:
 
         One that has ended before it could is believed: it may have lived between two lists.
         """
-        standings = {self._standing(owner, uuid, look) for uuid in self._named(file)}
+        standings = self._standings(owner, file, look)
         if "waits" in standings and file.died_s is None:
             return True
         if "foreign" in standings and not owner.is_foreign:
@@ -338,17 +336,19 @@ class KernelSampler:
         """Whether the agent's figures of itself count: its process may be, or may have been, on a GPU."""
         if owner.placed is not None or self._reach(file, look):
             return True
-        return owner.died_ns is not None and any(
-            self._standing(owner, uuid, look) == "waits" for uuid in self._named(file)
-        )
+        return file.died_s is not None and "waits" in self._standings(owner, file, look)
 
-    def _standing(self, owner: _Owner, uuid: str, look: _Look) -> Standing:
+    def _standings(self, owner: _Owner, file: AgentFile, look: _Look) -> set[Standing]:
+        """Those of all GPUs that a file names."""
+        return {self._standing(owner, file, uuid, look) for uuid in self._named(file)}
+
+    def _standing(self, owner: _Owner, file: AgentFile, uuid: str, look: _Look) -> Standing:
         """Whether a file may speak of a GPU. Where no process can be looked up it may."""
         owners = self._owners() if self._owners is not None else None
         if owners is None or not owners.can_tell:
             return "its"
         pid = owner.placed.pid if owner.placed is not None else None
-        now_ns = look.now_ns if owner.died_ns is None else min(owner.died_ns, look.now_ns)
+        now_ns = look.now_ns if file.died_s is None else min(round(file.died_s * NS), look.now_ns)
         return owner.gpus.standing(uuid, pid, self._contexts, owners.has_seen, now_ns)
 
     def _reach(self, file: AgentFile, look: _Look) -> frozenset[str]:
@@ -359,16 +359,16 @@ class KernelSampler:
                 return frozenset()
             pid = owner.placed.pid
             return frozenset(uuid for uuid in self._gpus.values() if self._contexts.has(uuid, pid, look.now_ns) is True)
-        return frozenset(uuid for uuid in self._named(file) if self._standing(owner, uuid, look) == "its")
+        return frozenset(uuid for uuid in self._named(file) if self._standing(owner, file, uuid, look) == "its")
 
     def _named(self, file: AgentFile) -> list[str]:
         """The GPUs of ours that a file names."""
         gpus = self._gpus  # another thread may put others in its place
         return [gpus[uuid] for uuid in file.uuids if uuid in gpus]
 
-    def _place(self, uuid: str, owner: _Owner, look: _Look) -> tuple[str, str] | None:
+    def _place(self, uuid: str, owner: _Owner, file: AgentFile, look: _Look) -> tuple[str, str] | None:
         known = self._gpus.get(uuid)
-        if known is None or self._standing(owner, known, look) == "foreign":
+        if known is None or self._standing(owner, file, known, look) == "foreign":
             return None
         rows = self._rows(known)
         pod = pod_row(owner.claim.environment, rows) if owner.is_own_word else ""

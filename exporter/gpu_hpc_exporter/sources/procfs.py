@@ -74,8 +74,7 @@ def pid_view(root: Path = PROC) -> PidView:
 
 def _lists_all(version: str) -> bool:
     """Whether a driver does so to a process in a namespace of its own. One whose version is not known does not."""
-    numbers = tuple(map(int, version.split("."))) if version else _FIRST_TRANSLATING
-    return numbers < _FIRST_TRANSLATING
+    return bool(version) and tuple(map(int, version.split("."))) < _FIRST_TRANSLATING
 
 
 def _names(root: Path) -> list[str]:
