@@ -9,6 +9,7 @@
  *   kernels  names and slots
  *   unions   busy, overlapping and idle time
  *   sums     what a window has collected, and adding it to the file
+ *   kinds    what CUPTI records, from the begin of the program and in windows
  *   windows  when to trace
  *   file     the mapped file */
 #ifndef GPU_HPC_AGENT_H
@@ -57,6 +58,8 @@ struct options {
     double launch_cost_us, node_cost_us;
     uint64_t node_limit;    /* records of graph nodes in a life; UINT64_MAX: by version */
     bool graph_nodes;
+    bool calls, copies;     /* are recorded, beside kernels */
+    bool driver_calls;      /* calls of the driver's functions too, which are those of programs without a runtime */
     bool any_version;
     char cuda_home[512];
     char environment[AGENT_ENVIRONMENT];
@@ -115,11 +118,8 @@ struct unpaired {
 struct unpaired pairs_unpaired(void);
 /* Notes that a thread began or ended to capture launches into a graph: they have no kernels, and nothing is wrong. */
 void pairs_capture(uint32_t thread);
-/* Of the threads that captured nothing, and of whose last launches nearly none has a kernel, the one with the most,
- * from then on watched; how many launches have none, 0 where there is no such thread. */
-uint64_t pairs_watch_lost(void);
-/* The same as of all of the watched one. */
-struct unpaired pairs_watched(void);
+/* Whether a thread that captured nothing has launches of which nearly none has a kernel. */
+bool pairs_lost_a_thread(void);
 /* Nothing more comes: what still waits is counted as it is, or forgotten. */
 void pairs_close(void);
 void pairs_forget(void);
@@ -175,12 +175,8 @@ struct sums {
     uint64_t kept, dropped, invalid, unmatched;
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
-    uint64_t graphs; /* calls that launch one, */
-    uint64_t edge_graphs; /* and those at the window's edges, whose time is not known */
-    /* Kernels, launches that are known (those that found no kernel may have lost it here), and nodes of graphs. */
-    struct launched {
-        uint64_t kernels, launches, nodes;
-    } all, late; /* of the window, of its second half */
+    uint64_t graphs; /* calls that launch one */
+    uint64_t unwanted_calls; /* of functions that were switched off */
     /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
     uint64_t loose_graphs, loose_api_ns;
 };
@@ -191,7 +187,6 @@ void sums_api(uint32_t device, uint64_t ns, uint64_t calls);
 /* waiter: the thread that waits, or the context where calls are not recorded. */
 void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns);
 void sums_waiter(uint32_t waiter, uint32_t device);
-void sums_launched(uint64_t start); /* a kernel that started then has its launch */
 uint32_t sums_bucket(uint64_t ns);
 /* The device that work of unknown device is counted for: that with the most kernels, else the first used one. */
 uint32_t sums_main_device(void);
@@ -210,16 +205,24 @@ void sums_discard(void);
 /* The same, and nothing is told of it. */
 void sums_forget(void);
 
-/* ---- repair ---- */
+/* ---- kinds ---- */
 
-/* Whether the window that is complete now lacks kernels; then a repair has begun. continues: work may still run. */
-bool repair_begins(uint64_t now, bool continues);
-bool repair_goes_on(void);
-uint64_t repair_length(void); /* of the next try */
-/* After a try that traced from then till then, whose records are all here: whether the repair goes on. */
-bool repair_judge(uint64_t now, uint64_t opened, uint64_t closed);
-uint64_t repair_spent(void); /* tracing, by the last one, ns */
-void repair_end(void);       /* whatever became of it */
+/* Inside cuInit, on the thread that called it: finds CUPTI, and enables what stays enabled for the program's life. */
+void kinds_prepare(void);
+/* After cuInit: finds CUPTI if that was not done. Answers AGENT_REASON_NONE or why not; *error: what CUPTI answered. */
+enum agent_reason kinds_load(int *error);
+/* A window's records begin, and end; the first error, after all were tried. calls_from, calls_to: the records' clock,
+ * around all launches that may be recorded. */
+int kinds_on(bool kernels, uint64_t *calls_from);
+int kinds_off(bool kernels, uint64_t *calls_to);
+/* Another tool has had its hand on the kinds: what was enabled inside cuInit may not be any more, and is not asked for
+ * again. is_still_there: it may replace our callbacks at any time. */
+void kinds_were_touched(bool is_still_there);
+/* For a CUPTI whose functions stay on whatever is said: all calls of a program for all of its life would cost it more than
+ * the one time that their kinds are disabled is a risk. */
+void kinds_give_calls_up(void);
+bool kinds_have_calls(void);  /* are recorded: launches, and waits where single functions can be recorded */
+bool kinds_have_copies(void);
 
 /* ---- windows ---- */
 
@@ -228,8 +231,8 @@ uint64_t windows_step(uint64_t now);
 /* Where in the window a call began, in the records' clock. */
 enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
 enum moment windows_moment(uint64_t time);
+bool windows_contain(uint64_t start);  /* work that is recorded in pauses too counts where it starts */
 uint64_t windows_opening(void); /* before anything was enabled */
-uint64_t windows_middle(void);
 uint64_t windows_waited(uint64_t ns); /* what a wait of that length stands for */
 bool windows_have_kernels(void);    /* kernels are recorded, too */
 bool windows_trust_graph_ids(void); /* graph launches have the correlation ids of their nodes */

@@ -75,12 +75,13 @@ void cupti_leave(void) { atomic_store(&inside, false); }
 static int left(int result, const char *name)
 {
     cupti_leave();
-    if (result != CUPTI_OK)
+    if (result != CUPTI_OK && name)
         failed_call = name;
     return result;
 }
 
-#define CALL(library, name, ...) (cupti_enter() ? left((library).name(__VA_ARGS__), #name) : CUPTI_QUITTING)
+#define ASK(name, ...) (cupti_enter() ? left(cuda.name(__VA_ARGS__), NULL) : CUPTI_QUITTING)
+#define CALL(name, ...) (cupti_enter() ? left(cupti.name(__VA_ARGS__), #name) : CUPTI_QUITTING)
 
 void cupti_quit(void)
 {
@@ -103,7 +104,7 @@ enum agent_reason cuda_load(void)
     if (!look_up(library, "cuDeviceGetUuid_v2", &cuda.cuDeviceGetUuid)) /* that knows MIG */
         CUDA(cuDeviceGetUuid);
     int number = 0;
-    if (CUDA(cuDriverGetVersion) && CALL(cuda, cuDriverGetVersion, &number) == 0 && number > 0)
+    if (CUDA(cuDriverGetVersion) && ASK(cuDriverGetVersion, &number) == 0 && number > 0)
         driver = (uint32_t)number;
     return AGENT_REASON_NONE;
 }
@@ -113,7 +114,7 @@ uint32_t cuda_driver_version(void) { return driver; }
 static uint32_t device_count(void)
 {
     int count = 0;
-    if (CALL(cuda, cuDeviceGetCount, &count) != 0 || count < 0)
+    if (ASK(cuDeviceGetCount, &count) != 0 || count < 0)
         return 0;
     return (uint32_t)count < AGENT_DEVICES ? (uint32_t)count : AGENT_DEVICES;
 }
@@ -126,8 +127,8 @@ uint32_t cuda_active_devices(void)
     for (uint32_t i = 0; i < count; i++) {
         int device = 0, active = 0;
         unsigned flags = 0;
-        if (CALL(cuda, cuDeviceGet, &device, (int)i) == 0 &&
-            CALL(cuda, cuDevicePrimaryCtxGetState, device, &flags, &active) == 0 && active)
+        if (ASK(cuDeviceGet, &device, (int)i) == 0 &&
+            ASK(cuDevicePrimaryCtxGetState, device, &flags, &active) == 0 && active)
             active_ones |= 1u << i;
     }
     return active_ones;
@@ -136,8 +137,8 @@ uint32_t cuda_active_devices(void)
 bool cuda_device_uuid(uint32_t ordinal, uint8_t uuid[16])
 {
     int device = 0;
-    return cuda.cuDeviceGetUuid && CALL(cuda, cuDeviceGet, &device, (int)ordinal) == 0 &&
-           CALL(cuda, cuDeviceGetUuid, uuid, device) == 0;
+    return cuda.cuDeviceGetUuid && ASK(cuDeviceGet, &device, (int)ordinal) == 0 &&
+           ASK(cuDeviceGetUuid, uuid, device) == 0;
 }
 
 /* ---- Finding libcupti ---- */
@@ -226,7 +227,7 @@ enum agent_reason cupti_load(const char *cuda_home, bool any_version)
     CUPTI(cuptiGetTimestamp);
     CUPTI(cuptiActivityEnableRuntimeApi);
     CUPTI(cuptiActivityEnableDriverApi);
-    if (CALL(cupti, cuptiGetVersion, &version) != CUPTI_OK)
+    if (CALL(cuptiGetVersion, &version) != CUPTI_OK)
         return AGENT_REASON_CUPTI_ERROR;
     if ((version < CUPTI_12_0 || version > CUPTI_NEWEST || (version > CUPTI_12_9 && version < 130000)) && !any_version)
         return AGENT_REASON_UNKNOWN_VERSION;
@@ -251,10 +252,10 @@ int cupti_probe(void)
 {
     static void *kept; /* ours while it could not be given back */
     void *subscriber = kept;
-    int result = kept ? CUPTI_OK : CALL(cupti, cuptiSubscribe, &subscriber, never_called, NULL);
+    int result = kept ? CUPTI_OK : CALL(cuptiSubscribe, &subscriber, never_called, NULL);
     if (result != CUPTI_OK)
         return result;
-    result = CALL(cupti, cuptiUnsubscribe, subscriber);
+    result = CALL(cuptiUnsubscribe, subscriber);
     kept = result == CUPTI_OK ? NULL : subscriber;
     return result;
 }
@@ -264,21 +265,21 @@ int cupti_register(buffer_requested requested, buffer_completed completed)
     uint8_t on = 1;
     size_t size = sizeof on;
     if (version < CUPTI_13_0_1 && cupti.cuptiActivitySetAttribute) /* not supported everywhere: no matter */
-        (void)CALL(cupti, cuptiActivitySetAttribute, ATTRIBUTE_HOST_PINNED, &size, &on);
-    return CALL(cupti, cuptiActivityRegisterCallbacks, requested, completed);
+        (void)CALL(cuptiActivitySetAttribute, ATTRIBUTE_HOST_PINNED, &size, &on);
+    return CALL(cuptiActivityRegisterCallbacks, requested, completed);
 }
 
-int cupti_enable(int kind) { return CALL(cupti, cuptiActivityEnable, kind); }
+int cupti_enable(int kind) { return CALL(cuptiActivityEnable, kind); }
 
-int cupti_disable(int kind) { return CALL(cupti, cuptiActivityDisable, kind); }
+int cupti_disable(int kind) { return CALL(cuptiActivityDisable, kind); }
 
-int cupti_flush(bool forced) { return CALL(cupti, cuptiActivityFlushAll, forced ? FLUSH_FORCED : 0u); }
+int cupti_flush(bool forced) { return CALL(cuptiActivityFlushAll, forced ? FLUSH_FORCED : 0u); }
 
 int cupti_dropped(uint64_t *records)
 {
     size_t number = 0;
     int result = cupti.cuptiActivityGetNumDroppedRecords
-                     ? CALL(cupti, cuptiActivityGetNumDroppedRecords, NULL, 0, &number)
+                     ? CALL(cuptiActivityGetNumDroppedRecords, NULL, 0, &number)
                      : CUPTI_OK;
     *records = number;
     return result;
@@ -287,7 +288,7 @@ int cupti_dropped(uint64_t *records)
 uint64_t cupti_now(void)
 {
     uint64_t now = 0;
-    if (cupti.cuptiGetTimestamp && CALL(cupti, cuptiGetTimestamp, &now) == CUPTI_OK && now)
+    if (cupti.cuptiGetTimestamp && CALL(cuptiGetTimestamp, &now) == CUPTI_OK && now)
         return now;
     return realtime_ns(); /* on Linux the same clock */
 }
@@ -356,7 +357,7 @@ enum api_call api_call_of(int kind, uint32_t cbid)
  * on 13.0); an id that a library does not know ends its list. */
 enum { RUNTIME_KNOWN = 431, RUNTIME_IDS = 520, DRIVER_KNOWN = 653, DRIVER_IDS = 800, NEWER_IDS = 100 };
 
-int cupti_only_known_calls(int kind)
+int cupti_record_calls(int kind, bool on)
 {
     bool runtime = kind == KIND_RUNTIME;
     int (*switch_id)(uint32_t, uint8_t) =
@@ -365,11 +366,9 @@ int cupti_only_known_calls(int kind)
     uint32_t known = runtime ? RUNTIME_KNOWN : DRIVER_KNOWN;
     uint32_t ids = (runtime ? RUNTIME_IDS : DRIVER_IDS) + (version >= 130100 ? NEWER_IDS : 0);
     for (uint32_t id = 1; id < ids; id++) {
-        if (api_call_of(kind, id) != CALL_OTHER)
-            continue;
         if (!cupti_enter())
             return CUPTI_QUITTING;
-        int result = left(switch_id(id, 0), name);
+        int result = left(switch_id(id, on && api_call_of(kind, id) != CALL_OTHER), name);
         if (result != CUPTI_OK)
             return id > known ? CUPTI_OK : result;
     }

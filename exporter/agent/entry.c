@@ -60,14 +60,10 @@ static void sleep_until(uint64_t time, uint32_t seen)
     atomic_store(&sleeping, false);
 }
 
-static void *run(void *unused)
+_Noreturn static void *run(void *unused)
 {
     (void)unused;
     prctl(PR_SET_NAME, "gpu-hpc-agent");
-    if (!file_create()) {
-        say_once("no file can be made in GPU_HPC_AGENT_DIRECTORY");
-        return NULL;
-    }
     for (uint64_t next_beat = 0; !atomic_load(&quitting);) {
         uint32_t seen = atomic_load(&wakes);
         uint64_t next = windows_step(monotonic_ns()), now = monotonic_ns();
@@ -99,11 +95,11 @@ static void at_exit(void)
     cupti_quit();
 }
 
-/* CUPTI starts in parts; a handler is registered for ever, so that two must do. */
+/* CUPTI starts in parts; a handler is registered for ever, so that four must do. */
 void exit_before_cupti(void)
 {
     static int registered;
-    if (registered < 2)
+    if (registered < 4)
         registered += atexit(at_exit) == 0;
 }
 
@@ -126,12 +122,18 @@ static bool start_thread(void)
     return made;
 }
 
-static void begin(void)
+static void begin(bool is_in_cuinit)
 {
     /* A program with more rights than its user (setuid) takes no orders from its user's environment. */
     if (atomic_exchange(&started, true) || atomic_load(&forked) || getauxval(AT_SECURE))
         return;
     options_read();
+    if (!file_create()) { /* nobody would see what CUPTI costs the program */
+        say_once("no file can be made in GPU_HPC_AGENT_DIRECTORY");
+        return;
+    }
+    if (is_in_cuinit)
+        kinds_prepare();
     if (pthread_atfork(NULL, NULL, after_fork) != 0 || atexit(at_exit) != 0 || !start_thread())
         say_once("its thread cannot be started");
 }
@@ -142,7 +144,7 @@ int InitializeInjection(void)
 {
     int saved = errno;
     if (!atomic_exchange(&injected, true))
-        begin();
+        begin(true);
     errno = saved;
     return 1;
 }
@@ -153,7 +155,7 @@ int gpu_hpc_agent_start(void)
 {
     int saved = errno;
     atomic_store(&stopped, false);
-    begin();
+    begin(false);
     wake_agent();
     errno = saved;
     return 0;

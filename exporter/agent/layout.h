@@ -71,12 +71,14 @@ enum agent_mode { AGENT_MODE_DUTY = 0, AGENT_MODE_CONTINUOUS = 1, AGENT_MODE_OFF
 
 /* Bits of agent_header.flags. */
 enum {
-    AGENT_FLAG_LAUNCHES = 1 << 0,    /* launch calls are recorded (CUPTI 12.5 or later): launch to start, queue
+    AGENT_FLAG_LAUNCHES = 1 << 0,    /* launch calls are recorded (wanted, and CUPTI 12.5 or later): launch to start, queue
                                         histogram, API times and graph launches are known; without it they stay 0
                                         and all idle time is `other` */
     AGENT_FLAG_GRAPH_NODES = 1 << 1, /* kernels inside graphs are recorded one by one; without it (budget of node
                                         records spent, or configured) no kernels are, once there are graphs */
     AGENT_FLAG_NAMES_FULL = 1 << 2,  /* a kernel found no slot or no room for its name: see the overflow slots */
+    AGENT_FLAG_NO_COPIES = 1 << 3,   /* copies and sets are not recorded: their sums stay */
+    AGENT_FLAG_NO_WAITS = 1 << 4,    /* waits are not recorded: their sums stay */
 };
 
 /* A time when tracing was on, CLOCK_REALTIME ns; end 0: it still is. */
@@ -195,7 +197,7 @@ struct agent_header {
     uint64_t node_records;      /* kernels, copies and sets inside graphs, kept or not */
     uint64_t windows_published; /* also the number of the last one, agent_kernel.window */
     uint64_t windows_discarded; /* incomplete after the longest wait, without the kernels of
-                                   launches (repair.c), a profiler began in them, or the
+                                   launches (kinds.c), a profiler began in them, or the
                                    program was suspended or its clock set */
     uint64_t last_window_ns;    /* CLOCK_REALTIME when the last one was published */
     double window_seconds;      /* the last window's length */

@@ -50,6 +50,30 @@ static void text(const char *name, const char *fallback, char *value, size_t siz
     memcpy(value, given, strlen(given) + 1);
 }
 
+/* What is recorded beside kernels: words, with commas between them. */
+static void read_records(void)
+{
+    const char *const words[] = {"kernels", "calls", "copies", "driver"};
+    bool given[] = {false, false, false, false};
+    enum { WORDS = sizeof given / sizeof *given };
+    const char *rest = getenv("GPU_HPC_AGENT_RECORDS");
+    options.calls = options.copies = true;
+    while (rest && *rest) {
+        size_t size = strcspn(rest, ","), i = 0;
+        while (i < WORDS && (strlen(words[i]) != size || strncmp(rest, words[i], size) != 0))
+            i++;
+        if (i == WORDS)
+            return;
+        given[i] = true;
+        rest += size + (rest[size] == ',');
+        if (!*rest) {
+            options.driver_calls = given[3];
+            options.calls = given[1] || given[3];
+            options.copies = given[2];
+        }
+    }
+}
+
 static enum agent_mode read_mode(void)
 {
     const char *mode = getenv("GPU_HPC_AGENT_MODE");
@@ -90,6 +114,7 @@ void options_read(void)
     double value;
     memset(&options, 0, sizeof options);
     options.mode = read_mode();
+    read_records();
     text("GPU_HPC_AGENT_DIRECTORY", "/run/gpu-hpc-exporter/agents", options.directory, sizeof options.directory);
     text("CUDA_HOME", "", options.cuda_home, sizeof options.cuda_home);
     options.budget = 0.01;

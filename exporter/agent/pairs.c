@@ -28,7 +28,6 @@ static struct {
     uint64_t launches, kernels, graphs, api_ns, api_calls;
 } open;
 static uint64_t launches, expired_launches, expired_kernels;
-static uint32_t watched_thread;
 /* Launches by thread, and how many of them have found their kernels. Counted as they come: a thread whose kernels CUPTI
  * has lost may give all its launches one id, so that most of them expire at once. */
 static struct thread {
@@ -55,7 +54,6 @@ static void expire(struct waiting *w)
 {
     uint32_t device = sums_main_device();
     if (w->side == PAIR_LAUNCH && !w->is_edge) {
-        sums_launched(w->end);
         sums.unmatched++;
         expired_launches++;
         open.launches--;
@@ -131,7 +129,6 @@ static void wait_in(struct waiting *w, struct waiting next)
 static void meet(uint32_t device, uint32_t slot, uint64_t start, uint32_t thread, uint64_t begin, uint64_t end,
                  uint32_t interval)
 {
-    sums_launched(start);
     sums_waiter(thread, device);
     sums_api(device, end - begin, 1);
     sums_latency(slot, device, start > end ? start - end : 0);
@@ -306,32 +303,21 @@ void pairs_capture(uint32_t thread)
         capturing[capturing_count++] = thread;
 }
 
-uint64_t pairs_watch_lost(void)
+bool pairs_lost_a_thread(void)
 {
-    uint64_t most = 0;
     for (int i = 0; i < THREADS; i++) {
         const struct thread *thread = &threads[i];
         uint64_t missing = thread->launches - thread->paired;
-        if (missing <= most || thread->paired * NEARLY_ALL > missing || captures(thread->id))
-            continue;
-        most = missing;
-        watched_thread = thread->id;
+        if (missing && thread->paired * NEARLY_ALL <= missing && !captures(thread->id))
+            return true;
     }
-    return most;
-}
-
-struct unpaired pairs_watched(void)
-{
-    const struct thread *thread = thread_of(watched_thread);
-    return thread ? (struct unpaired){thread->launches, thread->launches - thread->paired} : (struct unpaired){0};
+    return false;
 }
 
 void pairs_close(void)
 {
     uint32_t device = sums_main_device();
     sums.unmatched += open.launches + open.kernels;
-    sums.all.launches += open.launches;
-    sums.late.launches += open.launches;
     sums.devices[device].graph_launches_untraced += open.graphs;
     sums_api(device, open.api_ns, open.api_calls);
     pairs_forget();

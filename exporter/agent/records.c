@@ -57,11 +57,7 @@ static void count_work(bool in_graph)
     sums.work += !in_graph;
 }
 
-static void count_kernel(struct launched *part, bool in_graph)
-{
-    part->nodes += in_graph;
-    part->kernels += !in_graph;
-}
+static bool with_launches(void) { return kinds_have_calls() && cupti_can_record_calls(); }
 
 static void take_kernel(const uint8_t *record)
 {
@@ -82,17 +78,12 @@ static void take_kernel(const uint8_t *record)
     memcpy(shape.block, record + KERNEL_BLOCK, sizeof shape.block);
     uint32_t slot = kernels_slot(device, name, &shape);
     sums_kernel(slot, device, end - start, in_graph);
-    if (!cupti_can_record_calls())
+    if (!with_launches())
         sums_waiter(context, device);
     unions_stream(device, context, u32_at(record, KERNEL_STREAM), start, end);
     enum activity activity = kernels_is_communication(name) ? ACTIVITY_COMMUNICATION : ACTIVITY_COMPUTE;
     uint32_t interval = unions_add(device, activity, start, end);
-    if (!cupti_can_record_calls())
-        return;
-    count_kernel(&sums.all, in_graph);
-    if (start >= windows_middle())
-        count_kernel(&sums.late, in_graph);
-    if (!correlation)
+    if (!correlation || !with_launches())
         return;
     if (!in_graph)
         pairs_kernel(correlation, device, slot, start, interval);
@@ -144,12 +135,14 @@ static void take_copy(const uint8_t *record, size_t correlation_at, size_t node_
     uint32_t device = u32_at(record, MEMCPY_DEVICE), correlation = u32_at(record, correlation_at);
     bool in_graph = u64_at(record, node_at) != 0;
     struct copy_place place;
+    if (!windows_contain(start))
+        return;
     count_work(in_graph);
     if (!is_work(start, end, device) || !copy_place(record, &place))
         return;
     add_copy(device, place, u64_at(record, MEMCPY_BYTES), end - start);
     uint32_t interval = unions_add(device, ACTIVITY_COPY, start, end);
-    if (!correlation || !cupti_can_record_calls())
+    if (!correlation || !with_launches())
         return;
     if (!in_graph)
         pairs_copy(correlation, device, place, interval);
@@ -161,6 +154,8 @@ static void take_set(const uint8_t *record)
 {
     uint64_t start = u64_at(record, MEMSET_START), end = u64_at(record, MEMSET_END);
     uint32_t device = u32_at(record, MEMSET_DEVICE);
+    if (!windows_contain(start))
+        return;
     count_work(u64_at(record, MEMSET_GRAPH_NODE) != 0);
     if (!is_work(start, end, device))
         return;
@@ -173,7 +168,7 @@ static void take_set(const uint8_t *record)
 static void take_sync(const uint8_t *record)
 {
     uint64_t start = u64_at(record, SYNC_START), end = u64_at(record, SYNC_END);
-    if (is_valid(start, end))
+    if (windows_contain(start) && is_valid(start, end))
         sums_sync(u32_at(record, SYNC_CONTEXT), u32_at(record, SYNC_TYPE), end - start);
 }
 
@@ -196,12 +191,14 @@ static void take_call(const uint8_t *record, int kind)
     int sync_type = sync_type_of(call);
     /* While a window opens and closes calls are recorded whose work is not. */
     enum moment moment = windows_moment(begin);
-    if (call == CALL_OTHER || moment == MOMENT_OUTSIDE)
+    if (moment == MOMENT_OUTSIDE)
         return;
-    if (!end) { /* it went on while its function was switched off: its end is never noted */
-        sums.edge_graphs += call == CALL_GRAPH;
+    if (call == CALL_OTHER) {
+        sums.unwanted_calls++;
         return;
     }
+    if (!end) /* it went on while its function was switched off: its end is never noted */
+        return;
     if (!is_valid(begin, end))
         return;
     if (call == CALL_LAUNCH && !windows_have_kernels()) {
@@ -214,7 +211,7 @@ static void take_call(const uint8_t *record, int kind)
     } else if (call == CALL_CAPTURE) {
         pairs_capture(thread);
     } else if (moment == MOMENT_EDGE) {
-        sums.edge_graphs += call == CALL_GRAPH;
+        return;
     } else if (sync_type >= 0) {
         sums_sync(thread, (uint32_t)sync_type, windows_waited(end - begin));
     } else if (windows_trust_graph_ids()) {
@@ -232,13 +229,18 @@ static size_t needed(uint32_t kind)
 {
     switch (kind) {
     case KIND_CONCURRENT_KERNEL: return KERNEL_NEEDS;
-    case KIND_MEMCPY: return MEMCPY_NEEDS;
-    case KIND_MEMCPY2: return MEMCPY2_NEEDS;
-    case KIND_MEMSET: return MEMSET_NEEDS;
-    case KIND_SYNCHRONIZATION: return SYNC_NEEDS;
-    case KIND_RUNTIME: case KIND_DRIVER: return API_NEEDS;
+    case KIND_MEMCPY: return kinds_have_copies() ? MEMCPY_NEEDS : 0;
+    case KIND_MEMCPY2: return kinds_have_copies() ? MEMCPY2_NEEDS : 0;
+    case KIND_MEMSET: return kinds_have_copies() ? MEMSET_NEEDS : 0;
+    case KIND_SYNCHRONIZATION: return kinds_have_calls() ? SYNC_NEEDS : 0;
+    case KIND_RUNTIME: case KIND_DRIVER: return kinds_have_calls() ? API_NEEDS : 0;
     default: return 0;
     }
+}
+
+static bool comes_in_pauses(uint32_t kind)
+{
+    return kind != KIND_CONCURRENT_KERNEL && kind != KIND_RUNTIME && kind != KIND_DRIVER;
 }
 
 static void take(const uint8_t *record, uint32_t kind)
@@ -266,7 +268,7 @@ void records_take(uint8_t *buffer, size_t valid, bool keep)
         uint32_t kind = left >= sizeof kind ? u32_at(record, 0) : 0;
         size_t size = needed(kind);
         if (!keep)
-            sums.dropped++;
+            sums.dropped += !comes_in_pauses(kind);
         else if (size > left)
             sums.invalid++;
         else if (size)

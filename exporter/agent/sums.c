@@ -97,11 +97,7 @@ void sums_waiter(uint32_t waiter, uint32_t device)
     last.is_known = true;
 }
 
-void sums_launched(uint64_t start)
-{
-    sums.all.launches++;
-    sums.late.launches += start >= windows_middle();
-}
+
 
 uint32_t sums_main_device(void)
 {

@@ -19,14 +19,13 @@
 #define LONGEST_WINDOW (10 * SECOND)
 #define FIRST_PATIENCE (2 * SECOND)
 #define RELIEF (SECOND / 50)
-#define REPAIR_PATIENCE (SECOND / 20)
-#define REPAIR_FLUSH (SECOND / 500)
 #define LEAP (SECOND / 2)
 #define SUSPENDED (2 * SECOND)
 enum {
     DISCARDS_IN_A_ROW = 6,  /* then windows are of no use in this process */
     STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
     TICKS_OVER_BUDGET = 5,  /* continuous mode */
+    MANY_UNWANTED = 1000,   /* calls in a window */
     OLD_NODE_LIMIT = 20000000, /* before 13.0.1 times became invalid after 25 M */
 };
 
@@ -49,7 +48,6 @@ static struct {
     uint32_t epoch;
 } mark;
 static bool continuous, stepped_down, with_nodes, with_kernels, has_graphs, ignore_others;
-static bool uses_driver, with_driver; /* the program launches by the driver's functions; they are recorded */
 static uint64_t next_begin, started, period, resume_at, life_nodes, last_queue_p95;
 static uint32_t discards, stale_waits, stale_epoch, ticks_over;
 static uint64_t patience;     /* how long the next window's records are awaited */
@@ -58,7 +56,14 @@ static uint64_t on_since;     /* CLOCK_MONOTONIC; 0: the file's last interval ha
 static uint64_t chance = 1;
 
 uint64_t windows_opening(void) { return window.opening; }
-uint64_t windows_middle(void) { return window.begin == NEVER ? NEVER : window.begin + window.length / 2; }
+
+/* Work without a time is the open window's. */
+bool windows_contain(uint64_t start)
+{
+    bool is_open = window.begin != NEVER && window.end == NEVER;
+    return start ? start >= window.begin && start <= window.end : is_open;
+}
+
 bool windows_have_kernels(void) { return with_kernels; }
 bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
 
@@ -113,72 +118,12 @@ static const char *explain(enum agent_reason reason)
     }
 }
 
-/* Besides calls and kernels. These are the last to be switched on, and the first to be switched off: each has its call. */
-static const int KINDS[] = {KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET};
-enum { KIND_COUNT = sizeof KINDS / sizeof *KINDS };
-
-static void note(int *error, int result) { *error = *error ? *error : result; }
-
 /* Nodes of graphs are recorded with all kernels. (Records of whole replays instead would be cheap, but CUPTI 13.0 brings
  * the program down as soon as a graph is replayed that is older than they.) So a program with graphs whose nodes are not
  * wanted is traced without kernels, once it is known to have some. */
 static bool wants_kernels(void) { return with_nodes || !has_graphs; }
 
-/* A kind that was enabled once leaves the program's calls slower for good, most of all KIND_SYNCHRONIZATION and
- * KIND_DRIVER (docs/benchmarks.md). So waits are records of the functions that wait, and the driver's functions are left
- * alone in programs that launch by the runtime's, which is nearly all: those make no record of the driver's. */
-static int enable_calls(void)
-{
-    with_driver = uses_driver;
-    if (!cupti_can_record_calls())
-        return cupti_enable(KIND_SYNCHRONIZATION);
-    int error = cupti_enable(KIND_RUNTIME);
-    error = error ? error : cupti_only_known_calls(KIND_RUNTIME);
-    if (error || !with_driver)
-        return error;
-    error = cupti_enable(KIND_DRIVER);
-    return error ? error : cupti_only_known_calls(KIND_DRIVER);
-}
-
-static int disable_calls(void)
-{
-    if (!cupti_can_record_calls())
-        return cupti_disable(KIND_SYNCHRONIZATION);
-    int error = with_driver ? cupti_disable(KIND_DRIVER) : CUPTI_OK;
-    note(&error, cupti_disable(KIND_RUNTIME));
-    return error;
-}
-
-/* Whether work comes without a launch: then the driver's functions launch it. Work of the window's second half was
- * hardly launched before the window; one that ended before its middle is judged by all it had. Few kernels are judged
- * with those of the windows before. What was dropped may be their launches. */
-static bool launches_by_driver(void)
-{
-    enum { SOME = 8, SHARE = 20 };
-    static uint64_t kernels, launches;
-    const struct launched *seen = window.end < windows_middle() ? &sums.all : &sums.late;
-    kernels += seen->kernels;
-    launches += seen->launches + sums.dropped;
-    uint64_t alone = kernels - least(launches, kernels);
-    bool are_some = alone >= SOME && alone * SHARE > kernels;
-    bool are_nodes_alone = seen->nodes && !sums.graphs && !sums.edge_graphs && !sums.dropped;
-    if (kernels >= SOME * SHARE)
-        kernels = launches = 0;
-    return cupti_can_record_calls() && (are_some || are_nodes_alone);
-}
-
 static bool knows_graphs(void) { return has_graphs || sums.nodes || sums.graphs; }
-
-/* The first error, after all were tried. CUPTI is left as we found it. */
-static int disable_all(void)
-{
-    int error = with_kernels ? cupti_disable(KIND_CONCURRENT_KERNEL) : CUPTI_OK;
-    window.calls_to = cupti_now();
-    for (int i = KIND_COUNT; i-- > 0;)
-        note(&error, cupti_disable(KINDS[i]));
-    note(&error, disable_calls());
-    return error;
-}
 
 static void note_interval_end(void)
 {
@@ -209,7 +154,7 @@ static void give_up(enum agent_reason reason, int code)
     if (phase == OPEN) {
         window.closed = monotonic_ns();
         if (cupti_probe() != CUPTI_SUBSCRIBER_TAKEN)
-            (void)disable_all();
+            (void)kinds_off(with_kernels, &window.calls_to);
     }
     note_interval_end();
     if (phase == OPEN || phase == DRAINING)
@@ -227,7 +172,6 @@ static void halt(uint64_t now)
     note_interval_end();
     if (phase == OPEN || phase == DRAINING)
         sums_discard();
-    repair_end();
     mark.waits = false;
     phase = HALTED;
     resume_at = options.resume_ns == NEVER ? NEVER : now + options.resume_ns;
@@ -271,7 +215,9 @@ static void note_versions(void)
     file->header.cupti_version = cupti_version();
     file->header.driver_version = cuda_driver_version();
     uint32_t flags = file->header.flags & AGENT_FLAG_NAMES_FULL;
-    flags |= cupti_version() && cupti_can_record_calls() ? AGENT_FLAG_LAUNCHES : 0u;
+    flags |= kinds_have_calls() && cupti_can_record_calls() ? AGENT_FLAG_LAUNCHES : 0u;
+    flags |= kinds_have_calls() ? 0u : AGENT_FLAG_NO_WAITS;
+    flags |= kinds_have_copies() ? 0u : AGENT_FLAG_NO_COPIES;
     flags |= with_nodes ? AGENT_FLAG_GRAPH_NODES : 0u;
     file->header.flags = flags;
     file_end();
@@ -279,18 +225,18 @@ static void note_versions(void)
 
 static void attach(uint64_t now)
 {
-    enum agent_reason reason = cupti_load(options.cuda_home, options.any_version);
+    int error;
+    enum agent_reason reason = kinds_load(&error);
     with_nodes = options.graph_nodes;
     if (options.node_limit == NEVER && cupti_version() < CUPTI_13_0_1)
         options.node_limit = OLD_NODE_LIMIT;
     note_versions();
-    if (reason == AGENT_REASON_NONE && !buffers_create())
-        reason = AGENT_REASON_BUFFERS;
+    if (reason == AGENT_REASON_NONE && error)
+        reason = AGENT_REASON_CUPTI_ERROR;
     if (reason != AGENT_REASON_NONE) {
-        give_up(reason, 0);
+        give_up(reason, error);
         return;
     }
-    buffers_set_version(cupti_version());
     chance = (now ^ (uint64_t)getpid() << 32) | 1;
     continuous = options.mode == AGENT_MODE_CONTINUOUS;
     window.length = options.window_ns;
@@ -332,23 +278,10 @@ static uint64_t step_attaching(uint64_t now)
 
 /* ---- Opening ---- */
 
-static int enable_all(void)
-{
-    int error = cupti_register(buffers_requested, buffers_completed);
-    exit_before_cupti();
-    error = error ? error : enable_calls();
-    for (int i = 0; !error && i < KIND_COUNT; i++)
-        error = cupti_enable(KINDS[i]);
-    with_kernels = wants_kernels();
-    if (!error)
-        window.calls_from = cupti_now();
-    return error || !with_kernels ? error : cupti_enable(KIND_CONCURRENT_KERNEL);
-}
-
 static void note_interval_begin(void)
 {
     struct agent_file *file = file_map();
-    if (!file || on_since) /* a repair: its tries are one interval */
+    if (!file)
         return;
     struct agent_header *h = &file->header;
     on_since = monotonic_ns();
@@ -361,15 +294,9 @@ static void note_interval_begin(void)
 /* Whether the buffers of a discarded window are back; their records would count for the next one. */
 static bool is_clean(uint64_t now)
 {
-    buffers_drain(false);
     if (buffers_are_back(stale_epoch)) {
         stale_waits = 0;
         return true;
-    }
-    if (repair_goes_on()) { /* not for as long as this may take: what is lost shows again */
-        repair_end();
-        note_interval_end();
-        tell(AGENT_WAITING);
     }
     int error = cupti_flush(false);
     if (error)
@@ -390,28 +317,25 @@ static void open_window(uint64_t now)
     phase = OPEN;
     note_interval_begin();
     window.opened = monotonic_ns();
-    int error = enable_all();
+    with_kernels = wants_kernels();
+    int error = kinds_on(with_kernels, &window.calls_from);
     if (error) {
         give_up(AGENT_REASON_CUPTI_ERROR, error);
         return;
     }
     window.opened = monotonic_ns();
     window.begin = cupti_now();
-    exit_before_cupti();
     mark.last_time = 0;
     mark.last_at = window.opened;
     mark.due = window.opened + window.length;
     mark.waits = false;
     ticks_over = 0;
-    if (!repair_goes_on())
-        tell(AGENT_TRACING);
+    tell(AGENT_TRACING);
 }
 
 static uint64_t step_idle(uint64_t now)
 {
     if (stop_wanted()) {
-        repair_end();
-        note_interval_end();
         phase = STOPPED;
         file_state(AGENT_PAUSED, AGENT_REASON_STOPPED);
         return NEVER;
@@ -425,18 +349,19 @@ static uint64_t step_idle(uint64_t now)
 /* ---- Publishing ---- */
 
 /* As shares of the time: what tracing costs while it goes on (kernel-agent.md, section 8), and what each launch is slower
- * by for the rest of the program's life, which no pause takes back (docs/benchmarks.md). */
+ * by for all of the program's life, which no pause takes back (docs/benchmarks.md). */
 struct cost {
-    double tracing, left;
+    double tracing, always;
 };
 
 static struct cost cost_of(uint64_t traced_ns)
 {
-    enum { LEFT_NS = 750, LEFT_WITH_DRIVER_NS = 1250 };
+    enum { KERNELS_NS = 600, CALLS_OR_COPIES_NS = 1500, NODE_BESIDE_COPIES_NS = 150 };
     double launches = (double)(sums.work + sums.graphs), nodes = (double)sums.nodes, traced = (double)traced_ns;
     double cost_ns = 1000 * (launches * options.launch_cost_us + nodes * options.node_cost_us);
-    double left_ns = launches * (with_driver ? LEFT_WITH_DRIVER_NS : LEFT_NS);
-    return traced_ns ? (struct cost){cost_ns / traced, left_ns / traced} : (struct cost){0};
+    double always_ns = launches * (kinds_have_calls() || kinds_have_copies() ? CALLS_OR_COPIES_NS : KERNELS_NS);
+    always_ns += kinds_have_copies() ? nodes * NODE_BESIDE_COPIES_NS : 0;
+    return traced_ns ? (struct cost){cost_ns / traced, always_ns / traced} : (struct cost){0};
 }
 
 static void note_schedule(double ratio, uint64_t length, uint64_t whole)
@@ -461,7 +386,7 @@ static bool schedule(struct cost cost, uint64_t length)
     period = period > length ? period : length;
     if (wanted > (double)period)
         period = wanted < 1e18 ? (uint64_t)wanted : NEVER / 16;
-    note_schedule(cost.left + cost.tracing * (double)length / (double)period, length, period);
+    note_schedule(cost.always + cost.tracing * (double)length / (double)period, length, period);
     double pause = (double)(period - length) * (0.75 + 0.5 * random_share());
     next_begin = window.closed + (uint64_t)pause;
     /* Work that waits longer than a window before it starts would look as if it waited less. */
@@ -485,9 +410,12 @@ static bool publish(const struct finished *finished)
     bool bad = are_times_bad();
     life_nodes += sums.nodes;
     has_graphs = knows_graphs();
-    uses_driver = uses_driver || (finished->has_union && launches_by_driver());
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
+    if (sums.unwanted_calls > MANY_UNWANTED) {
+        kinds_give_calls_up();
+        note_versions();
+    }
     sums_publish(finished);
     return bad;
 }
@@ -529,16 +457,15 @@ static void close_window(uint64_t now)
         return;
     window.end = cupti_now();
     window.closed = monotonic_ns();
-    int error = disable_all();
-    if (!repair_goes_on())
-        note_interval_end();
+    int error = kinds_off(with_kernels, &window.calls_to);
+    note_interval_end();
     phase = DRAINING;
     window.epoch = buffers_new_epoch();
     window.next_flush = now;
-    window.deadline = now + (repair_goes_on() ? REPAIR_PATIENCE : patience);
+    window.deadline = now + patience;
     if (error)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
-    else if (!repair_goes_on())
+    else
         tell(AGENT_WAITING);
 }
 
@@ -550,40 +477,27 @@ static void throw_away(uint64_t now)
     next_begin = now + period;
 }
 
+static void count_discard(void)
+{
+    if (++discards >= DISCARDS_IN_A_ROW)
+        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
+}
+
 static void discard_window(uint64_t now)
 {
     throw_away(now);
     bool was_longest = patience >= options.drain_ns;
     patience = least(2 * patience, options.drain_ns);
-    if (was_longest && ++discards >= DISCARDS_IN_A_ROW) /* before, it was perhaps only given up too early */
-        give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
+    if (was_longest) /* before, it was perhaps only given up too early */
+        count_discard();
 }
 
-/* The window lacks kernels, and a repair has begun. Should it fail, the next window may need another: each costs no more
- * than windows of its length, and no number of them is too many. */
-static void begin_repair(uint64_t now)
+/* Whether CUPTI has lost the kernels of a thread (kinds.c), which a tool that switches kinds can do to it. */
+static bool lacks_kernels(void)
 {
-    sums_discard();
-    note_interval_begin();
-    phase = IDLE;
-    next_begin = now;
-}
-
-static void finish_try(uint64_t now)
-{
-    bool goes_on = repair_judge(now, window.opened, window.closed);
-    sums_forget();
-    stale_epoch = window.epoch;
-    phase = IDLE;
-    next_begin = now;
-    if (goes_on)
-        return;
-    note_interval_end();
-    if (!continuous) { /* it has cost as much as a window of that length */
-        double windows = 1 + (double)repair_spent() / (double)window.length;
-        next_begin = now + least((uint64_t)((double)period * windows), options.longest_period_ns);
-    }
-    tell(AGENT_WAITING);
+    enum { FEW = 8, SHARE = 1000 }; /* that may lack theirs: launches fail, too */
+    struct unpaired all = pairs_unpaired();
+    return all.missing > FEW && all.missing * SHARE > all.launches && pairs_lost_a_thread();
 }
 
 /* Whether the program or the machine was suspended, or the clock of the records was set, in what was traced until then
@@ -599,14 +513,14 @@ static bool is_disturbed(uint64_t until)
 /* All its records are here. */
 static void finish_window(uint64_t now)
 {
-    if (repair_goes_on())
-        finish_try(now);
-    else if (is_disturbed(window.closed))
+    if (is_disturbed(window.closed)) {
         throw_away(now);
-    else if (with_kernels && repair_begins(now, false))
-        begin_repair(now);
-    else
+    } else if (with_kernels && !continuous && lacks_kernels()) {
+        throw_away(now);
+        count_discard();
+    } else {
         publish_window();
+    }
 }
 
 /* Flushes when it is time for it; false: the phase has changed. Does a profiler no harm, so that it is not probed for:
@@ -620,7 +534,7 @@ static bool flush(uint64_t now, uint64_t *next)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
         return false;
     }
-    *next = now + (repair_goes_on() ? REPAIR_FLUSH : options.flush_ns);
+    *next = now + options.flush_ns;
     return true;
 }
 
@@ -658,7 +572,7 @@ static void force(uint64_t now)
     struct forced forced;
     if (!force_out(window.epoch, &forced))
         return;
-    if (repair_goes_on() || (forced.complete && !forced.unfinished))
+    if (forced.complete && !forced.unfinished)
         finish_window(now);
     else
         discard_window(now);
@@ -697,17 +611,14 @@ static void publish_mark(bool complete, uint64_t now)
     struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
                                 .has_union = complete && with_kernels, .continues = true};
     struct cost cost = cost_of(finished.traced_ns);
-    bool is_poor = complete && with_kernels && repair_begins(now, true);
     bool is_bad = publish(&finished);
-    note_schedule(cost.left + cost.tracing, finished.traced_ns, finished.traced_ns);
+    note_schedule(cost.always + cost.tracing, finished.traced_ns, finished.traced_ns);
     mark.last_time = mark.time;
     mark.last_at = mark.at;
     mark.waits = false;
     mark.due = mark.at + window.length;
     if (is_bad) {
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
-    } else if (is_poor || uses_driver != with_driver) {
-        close_window(now);
     } else if (is_too_dear(cost.tracing)) {
         continuous = false;
         stepped_down = true;
@@ -784,9 +695,8 @@ static uint64_t step_open(uint64_t now)
         return NEVER;
     }
     bool is_spent = with_nodes && life_nodes + sums.nodes >= options.node_limit;
-    bool is_unwanted = with_kernels && !with_nodes && knows_graphs() && !repair_goes_on();
-    uint64_t length = repair_goes_on() ? repair_length() : window.length;
-    bool is_long = (!continuous || repair_goes_on()) && now - window.opened >= length;
+    bool is_unwanted = with_kernels && !with_nodes && knows_graphs();
+    bool is_long = !continuous && now - window.opened >= window.length;
     if (stop_wanted() || is_spent || is_unwanted || is_long) {
         close_window(now);
         if (is_spent && phase == DRAINING) {
@@ -795,7 +705,7 @@ static uint64_t step_open(uint64_t now)
         }
         return now;
     }
-    uint64_t next = continuous && !repair_goes_on() ? step_continuous(now) : window.opened + length;
+    uint64_t next = continuous ? step_continuous(now) : window.opened + window.length;
     return buffers_pressed() ? least(next, next_relief) : next;
 }
 
@@ -803,13 +713,14 @@ static uint64_t step_open(uint64_t now)
 
 static uint64_t step_halted(uint64_t now)
 {
-    buffers_drain(false);
     if (now < resume_at)
         return resume_at;
     /* The owner wants us back. A tool that keeps the subscription for ever is taken to have finished. */
     int result = cupti_probe();
     ignore_others = result == CUPTI_SUBSCRIBER_TAKEN;
     buffers_forget(buffers_new_epoch()); /* the other tool has got them */
+    kinds_were_touched(ignore_others);
+    note_versions();
     phase = IDLE;
     next_begin = now;
     return now;
@@ -827,6 +738,8 @@ static uint64_t step_stopped(uint64_t now)
 
 uint64_t windows_step(uint64_t now)
 {
+    if (phase != OPEN && phase != DRAINING) /* what is recorded in pauses too */
+        buffers_drain(false);
     switch (phase) {
     case ATTACHING: return step_attaching(now);
     case IDLE: return step_idle(now);
@@ -834,6 +747,6 @@ uint64_t windows_step(uint64_t now)
     case DRAINING: return step_draining(now);
     case HALTED: return step_halted(now);
     case STOPPED: return step_stopped(now);
-    default: buffers_drain(false); return NEVER;
+    default: return NEVER;
     }
 }

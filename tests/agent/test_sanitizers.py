@@ -85,14 +85,14 @@ def test_no_report_in_a_fork(start: Start, sanitized: fake_activity.Programs) ->
 
 
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
-def test_no_report_of_repairs(start: Start, sanitized: fake_activity.Programs, mode: str) -> None:
+def test_no_report_of_lost_kernels(start: Start, sanitized: fake_activity.Programs, mode: str) -> None:
     """Threads whose kernels are lost beside others; a stop and an exit in the middle."""
     agent = start(programs=sanitized, MODE=mode, WINDOW_SECONDS="0.2", PERIOD_SECONDS="0.4")
     agent.trace()
-    agent.do("kernel b count=15000 threads=3 lose=5 every_us=100", "lose 1000000")
-    agent.do("kernel a count=15000 every_us=50", "entry gpu_hpc_agent_stop")
+    agent.do("kernel b count=3000 threads=3 lose=5 every_us=100", "lose 1000000")
+    agent.do("kernel a count=3000 every_us=50", "entry gpu_hpc_agent_stop")
     agent.wait(lambda now: now.header.state == State.PAUSED)
-    agent.do("entry gpu_hpc_agent_start", "kernel a count=15000 every_us=50")
+    agent.do("entry gpu_hpc_agent_start", "kernel a count=3000 every_us=50")
     assert agent.end(seconds=30) == 0
     assert agent.said() == ""
 

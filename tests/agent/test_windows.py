@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 import fake_activity
-from fake_activity.agent import Agent, Start
+from fake_activity.agent import FOR_LIFE, Agent, Start
 from fake_activity.agent_file import Reason, Snapshot, State
 
 LONG = {"WINDOW_SECONDS": "0.4", "PERIOD_SECONDS": "1.2"}
@@ -24,15 +24,15 @@ def wait_state(agent: Agent, state: State) -> Snapshot:
 
 
 def test_a_window_has_what_was_launched_in_it(start: Start) -> None:
-    """Work of before and after leaves no record; kinds are enabled only while tracing."""
+    """Work of before and after leaves no record; kernels are enabled only while tracing."""
     agent = start(**ROOMY)
     agent.begin()
     agent.do("kernel before count=100")
     wait_state(agent, State.TRACING)
     agent.do("kernel inside count=100")
-    assert agent.kinds() == {1, 2, 5, 10, 22}
+    assert agent.kinds() == FOR_LIFE | {10}
     now = agent.wait(lambda now: now.header.windows_published == 1)
-    assert agent.kinds() == set()
+    assert agent.kinds() == FOR_LIFE
     agent.do("kernel after count=100")
     kernels = now.kernels()
     assert {name: kernel.executions for name, kernel in kernels.items()} in (
@@ -109,22 +109,18 @@ def test_the_last_window_s_latency(start: Start) -> None:
 
 
 @pytest.mark.parametrize("ids", ["same_id=0", "same_id=1"])
-def test_kernels_that_are_lost_come_back(start: Start, ids: str) -> None:
-    """The window without them is discarded; switching on and off repairs the thread; nothing of it is published."""
-    agent = start(**LONG)
+def test_kernels_that_are_lost(start: Start, ids: str) -> None:
+    """Windows without a thread's kernels are discarded: nothing of them is published, and after six it ends."""
+    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
     agent.trace()
-    agent.published()
-    agent.do("lose 12")
-    agent.send(f"kernel a count=100000 every_us=100 {ids}")
-    now = agent.wait(lambda now: now.header.windows_discarded == 1)
+    published = agent.published().header.windows_published
+    agent.do("lose 1000000")
+    agent.send(f"kernel a count=400000 every_us=100 {ids}")
+    now = wait_state(agent, State.OFF)
+    assert now.state == (State.OFF, Reason.WINDOWS_DISCARDED)
+    assert now.header.windows_discarded >= 6
     assert "a" not in now.kernels()
-    now = agent.wait(lambda now: "a" in now.kernels() and now.header.state == State.WAITING)
-    assert now.header.windows_discarded == 1
-    kernel = now.kernels()["a"]
-    assert abs(now.device().launch_api_calls - kernel.launches) <= 4 * now.header.windows_published
-    # The tries are one ON interval, after that of the discarded window.
-    assert now.header.intervals_total <= now.header.windows_published + 2
-    assert all(begin < end for begin, end in now.intervals() if end)
+    assert now.header.windows_published <= published + 1  # the one that it began in
 
 
 def test_a_thread_beside_one_whose_kernels_are_lost(start: Start) -> None:
@@ -156,55 +152,6 @@ def test_a_thread_whose_kernels_are_lost_beside_very_many(start: Start) -> None:
     agent.do("kernel few count=2 threads=300", "lose 1000000", "kernel a count=2000 every_us=100")
     now = agent.wait(lambda now: now.header.windows_discarded + now.header.windows_published == 1)
     assert now.header.windows_discarded == 1
-
-
-@pytest.mark.parametrize("ids", ["same_id=0", "same_id=1"])
-def test_kernels_that_stay_lost(start: Start, ids: str) -> None:
-    """A repair that fails is followed by the pause of windows of its length; then the agent tries again."""
-    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="0.6")
-    agent.trace()
-    agent.do("lose 1000000")
-    agent.send(f"kernel a count=400000 every_us=100 {ids}")
-    now = agent.wait(lambda now: now.header.windows_discarded == 2, 90)
-    assert "a" not in now.kernels()
-    assert now.header.windows_published <= 1  # what was traced before
-    (_, ended), (begun, _) = [interval for interval in now.intervals() if interval[1]][-2:]
-    assert (begun - ended) / 1e9 > 0.6 * (1 + 3.9 / 0.5)  # 4 s of tracing, in windows of half a second
-
-
-def test_lost_kernels_where_tracing_goes_on(start: Start) -> None:
-    """Continuous mode notices it after some thousand launches, repairs it, and goes on."""
-    agent = start(MODE="continuous", WINDOW_SECONDS="0.2")
-    agent.trace()
-    agent.do("lose 30")
-    agent.send("kernel a count=60000 every_us=20")
-    now = agent.wait(lambda now: "a" in now.kernels(), 30)
-    assert now.header.windows_discarded == 0
-    assert agent.hear() == "ok"
-    agent.do("kernel b count=10")
-    agent.wait(lambda now: "b" in now.kernels() and now.header.state == State.TRACING)
-
-
-def test_lost_kernels_of_a_program_that_launches_seldom(start: Start) -> None:
-    """The long window that showed it, where tracing goes on, is no failed try: there are as many as are needed."""
-    agent = start(MODE="continuous", WINDOW_SECONDS="0.2")
-    agent.trace()
-    agent.do("lose 30")
-    agent.send("kernel a count=60000 every_us=400")
-    now = agent.wait(lambda now: "a" in now.kernels() or now.header.state == State.OFF, 60)
-    assert now.header.state == State.TRACING
-    assert now.header.intervals_total == 2  # all tries are part of the first one
-
-
-def test_several_threads_whose_kernels_are_lost(start: Start) -> None:
-    """The repair ends when all are back, not to begin again for another after the next window is lost too."""
-    agent = start(**LONG)
-    agent.trace()
-    agent.published()
-    agent.send("kernel a count=100000 every_us=200 threads=6 lose=7")
-    now = agent.wait(lambda now: "a" in now.kernels())
-    # One for each thread would be six; a busy machine may hold up a thread while the others come back.
-    assert 1 <= now.header.windows_discarded <= 2
 
 
 @pytest.mark.parametrize(
@@ -333,7 +280,6 @@ def test_a_clock_that_is_set_while_it_traces(start: Start, mode: str, seconds: i
     assert now.kernels().keys() == {"b"}
     assert now.kernels()["b"].latency_count == 9
     assert (list(now.device().sync_ns), now.header.windows_discarded) == ([0, 0, 0, 450, 0], 1)
-    assert "cuptiActivityEnableDriverApi" not in agent.calls()
 
 
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
@@ -351,33 +297,6 @@ def test_a_program_that_is_suspended_while_it_traces(start: Start, mode: str) ->
     now = agent.wait(lambda now: "b" in now.kernels())
     assert now.device().traced_ns < 2.5e9
     assert now.header.windows_discarded == 1
-
-
-def test_a_program_that_is_suspended_in_a_repair(start: Start) -> None:
-    """The pause after it is no longer than any."""
-    agent = start(LONGEST_PERIOD_SECONDS="2", **LONG)
-    agent.trace()
-    agent.do("lose 1000000", "kernel a count=4000 every_us=100")
-    agent.wait(lambda now: now.header.windows_discarded == 1)
-    agent.process.send_signal(signal.SIGSTOP)
-    time.sleep(3)  # nothing happens that could be awaited
-    agent.process.send_signal(signal.SIGCONT)
-    resumed = time.monotonic()
-    wait_state(agent, State.WAITING)
-    wait_state(agent, State.TRACING)
-    assert time.monotonic() - resumed < 6  # 1.2 s for each window of 0.4 s otherwise: 9 s and more
-
-
-def test_a_repair_whose_records_do_not_come(start: Start) -> None:
-    """The next try would have them in it: the repair is over rather than that it traces in name alone."""
-    agent = start(**LONG)
-    agent.trace()
-    agent.do("lose 1000000", "kernel a count=4000 every_us=100")
-    agent.wait(lambda now: now.header.windows_discarded == 1 and now.intervals()[-1][1] == 0)
-    agent.do("stall 1", "kernel a count=500 every_us=100")
-    agent.wait(lambda now: now.intervals()[-1][1] > 0, 5)
-    agent.do("stall 0")
-    agent.published()
 
 
 def test_work_that_is_never_finished(start: Start) -> None:
@@ -482,7 +401,7 @@ def test_windows_that_are_never_complete_end_it(start: Start) -> None:
     agent.do("stall 1", "kernel a count=5")
     now = agent.wait(lambda now: now.header.state == State.OFF)
     assert now.state == (State.OFF, Reason.WINDOWS_DISCARDED)
-    assert agent.kinds() == set()
+    assert agent.kinds() == FOR_LIFE
     assert now.header.windows_published == 0
 
 
@@ -494,32 +413,20 @@ def test_costs_lengthen_the_pauses(start: Start) -> None:
     now = agent.wait(lambda now: now.header.windows_published == 1)
     header = now.header
     assert header.period_seconds == pytest.approx(500 * 40e-6 / 0.01, rel=0.01)
-    left = 500 * 0.75e-6 / (now.device().traced_ns / 1e9)  # whenever it launches
-    assert header.overhead_ratio == pytest.approx(0.01 + left, rel=0.01)
+    always = 500 * 1.5e-6 / (now.device().traced_ns / 1e9)  # whenever it launches
+    assert header.overhead_ratio == pytest.approx(0.01 + always, rel=0.01)
     assert (header.launch_cost_us, header.budget) == (40, 0.01)
 
 
-def test_what_is_left_behind_is_told_and_lengthens_no_pause(start: Start) -> None:
-    """The more where the driver's functions are recorded."""
-    agent = start(LAUNCH_COST_MICROSECONDS="0", WINDOW_SECONDS="0.4", PERIOD_SECONDS="0.6")
+@pytest.mark.parametrize(("records", "ns"), [("kernels", 600), ("kernels,copies", 1500), ("kernels,calls", 1500)])
+def test_what_is_slower_for_life_is_told_and_lengthens_no_pause(start: Start, records: str, ns: int) -> None:
+    """Each launch, in pauses too."""
+    agent = start(RECORDS=records, LAUNCH_COST_MICROSECONDS="0", WINDOW_SECONDS="0.4", PERIOD_SECONDS="0.6")
     agent.trace()
     agent.do("kernel a count=500")
     now = agent.wait(lambda now: now.header.windows_published == 1)
-    assert now.header.overhead_ratio * now.device().traced_ns / 500 == pytest.approx(750, rel=0.01)
+    assert now.header.overhead_ratio * now.device().traced_ns / 500 == pytest.approx(ns, rel=0.01)
     assert now.header.period_seconds == pytest.approx(0.6)
-
-    def records_the_driver() -> bool:
-        agent.do("kernel a driver=1 count=50")
-        return 4 in agent.kinds()
-
-    fake_activity.until(records_the_driver)
-    before = agent.wait(lambda _: True)
-    agent.do("kernel a driver=1 count=50")
-    number = before.header.windows_published + 1
-    now = agent.wait(lambda now: now.header.windows_published == number)
-    launches = now.kernels()["a"].launches - before.kernels()["a"].launches
-    traced_ns = now.device().traced_ns - before.device().traced_ns
-    assert now.header.overhead_ratio * traced_ns / launches == pytest.approx(1250, rel=0.01)
 
 
 def test_nodes_cost_less_than_launches(start: Start) -> None:
@@ -538,8 +445,8 @@ def test_a_cheap_window_keeps_the_period(start: Start) -> None:
     agent.do("kernel a count=3")
     now = agent.wait(lambda now: now.header.windows_published == 1)
     assert now.header.period_seconds == pytest.approx(1.2)
-    left = 3 * 0.75e-6 / (now.device().traced_ns / 1e9)
-    assert now.header.overhead_ratio == pytest.approx(3e-6 / 1.2 + left, rel=0.01)
+    always = 3 * 1.5e-6 / (now.device().traced_ns / 1e9)
+    assert now.header.overhead_ratio == pytest.approx(3e-6 / 1.2 + always, rel=0.01)
 
 
 def test_too_dear_at_the_longest_period(start: Start) -> None:
@@ -596,7 +503,7 @@ def test_stop_and_start(start: Start) -> None:
     agent.do("kernel a count=7", "entry gpu_hpc_agent_stop")
     now = agent.wait(lambda now: now.state == (State.PAUSED, Reason.STOPPED))
     assert now.kernels()["a"].executions == 7
-    assert agent.kinds() == set()
+    assert agent.kinds() == FOR_LIFE
     agent.do("entry gpu_hpc_agent_start")
     wait_state(agent, State.TRACING)
     agent.do("kernel a count=2", "entry gpu_hpc_agent_stop")
@@ -632,16 +539,27 @@ def test_a_library_loaded_by_the_program_itself(start: Start) -> None:
     agent.wait(lambda now: "a" in now.kernels())
 
 
-def test_nothing_is_touched_before_there_is_a_context(start: Start) -> None:
-    """K09: a launcher that only counts devices is left alone, and says so in its file."""
+def test_nothing_is_traced_before_there_is_a_context(start: Start) -> None:
+    """K09: a launcher that only counts devices is never traced, and says so in its file."""
     agent = start()
+    agent.do(f"load {agent.programs.cupti}", "init")
+    now = agent.wait(lambda now: now.state == (State.WAITING, Reason.NO_CONTEXT))
+    assert agent.kinds() == FOR_LIFE
+    assert now.header.windows_published == now.header.intervals_total == 0
+    agent.do("context 0")
+    now = wait_state(agent, State.TRACING)
+    assert (now.header.cupti_version, now.header.driver_version) == (130001, 13000)
+
+
+def test_nothing_is_touched_before_there_is_a_context_where_kernels_are_all(start: Start) -> None:
+    """K09: nothing is enabled for life then."""
+    agent = start(RECORDS="kernels")
     agent.do(f"load {agent.programs.cupti}", "init")
     now = agent.wait(lambda now: now.state == (State.WAITING, Reason.NO_CONTEXT))
     assert not any(name.startswith("cupti") for name in agent.calls())
     assert now.header.cupti_version == 0
     agent.do("context 0")
-    now = wait_state(agent, State.TRACING)
-    assert (now.header.cupti_version, now.header.driver_version) == (130001, 13000)
+    wait_state(agent, State.TRACING)
 
 
 def test_buffers_are_asked_back_before_they_run_out(start: Start) -> None:

@@ -9,6 +9,9 @@ import fake_activity
 from fake_activity import Host, Programs
 from fake_activity.agent_file import Snapshot, State, wait_for
 
+FOR_LIFE = {1, 2, 5, 22}
+"""Kinds that are enabled inside cuInit and never switched: copies, sets, copies between GPUs, calls of the runtime."""
+
 FAST = {
     "GPU_HPC_AGENT_WINDOW_SECONDS": "0.05",
     "GPU_HPC_AGENT_PERIOD_SECONDS": "0.1",

@@ -21,7 +21,10 @@ int cuInit(unsigned flags)
     void *function = library ? dlsym(library, "InitializeInjection") : NULL;
     int (*initialize)(void);
     memcpy(&initialize, &function, sizeof function);
-    if (path && (!function || initialize() != 1))
+    cuda_init_goes_on(true);
+    bool is_done = function && initialize() == 1;
+    cuda_init_goes_on(false);
+    if (path && !is_done)
         fprintf(stderr, "fake_activity: the injection failed: %s\n", library ? "no function" : dlerror());
     cuda_init_done();
     return OK;

@@ -59,8 +59,19 @@ int cuptiActivityRegisterCallbacks(Requested request, Completed complete)
         atexit(end);
     CALL(return engine_register(request, complete));
 }
-int cuptiActivityEnable(int kind) { CALL(return engine_enable(kind, true)); }
-int cuptiActivityDisable(int kind) { CALL(return engine_enable(kind, false)); }
+/* The real library loses a thread's records, or crashes, if a call of CUDA's is going on. */
+static int switch_kind(int kind, bool on)
+{
+    bool is_lesser_evil = settings.keeps_functions && !on && (kind == RUNTIME || kind == DRIVER);
+    if (kind != KERNEL && !is_in_cuinit() && !is_lesser_evil) {
+        fprintf(stderr, "fake_activity: kind %d was switched %s in a living program\n", kind, on ? "on" : "off");
+        abort();
+    }
+    return engine_enable(kind, on);
+}
+
+int cuptiActivityEnable(int kind) { CALL(return switch_kind(kind, true)); }
+int cuptiActivityDisable(int kind) { CALL(return switch_kind(kind, false)); }
 int cuptiActivityFlushAll(uint32_t flag)
 {
     if (flag && tool_is_subscribed()) {

@@ -177,7 +177,7 @@ int engine_enable(int kind, bool on)
         return 21;
     pthread_mutex_lock(&lock);
     kernels_switched_on += on && kind == KERNEL;
-    if (on && !enabled[kind] && (kind == RUNTIME || kind == DRIVER)) /* all functions, whatever was off before */
+    if (on && (kind == RUNTIME || kind == DRIVER)) /* all functions, whatever was off before */
         memset(off[kind == DRIVER], 0, sizeof off[0]);
     enabled[kind] = on;
     pthread_mutex_unlock(&lock);
@@ -190,7 +190,7 @@ int engine_api(int kind, uint32_t id, bool on)
     if (id >= ids)
         return 1;
     pthread_mutex_lock(&lock);
-    off[kind == DRIVER][id] = !on;
+    off[kind == DRIVER][id] = !on && !settings.keeps_functions;
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -463,6 +463,15 @@ void tool_return_foreign(void)
 
 static atomic_int contexts[MAX_DEVICES];
 static atomic_bool initialised;
+static _Thread_local bool in_cuinit;
+void cuda_init_goes_on(bool yes)
+{
+    in_cuinit = yes;
+    pthread_mutex_lock(&lock);
+    memset(off, 0, sizeof off); /* what was switched inside cuInit is forgotten */
+    pthread_mutex_unlock(&lock);
+}
+bool is_in_cuinit(void) { return in_cuinit; }
 void cuda_context(int device) { atomic_fetch_add(&contexts[device], 1); }
 int cuda_contexts(int device) { return atomic_load(&contexts[device]); }
 void cuda_init_done(void) { atomic_store(&initialised, true); }

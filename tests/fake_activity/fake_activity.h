@@ -22,6 +22,7 @@ typedef struct {
     bool global_buffers;      /* all threads write into the same buffers; otherwise each has its own */
     atomic_bool stalled;      /* full buffers are not given back */
     bool keeps_empty;         /* flushes give back none without records */
+    bool keeps_functions;     /* they stay on, whatever is said */
     bool secure;              /* the program has more rights than its user */
     size_t records_per_buffer; /* 0: as many as fit */
 } Settings;
@@ -61,5 +62,7 @@ void cuda_context(int device);
 int cuda_contexts(int device);
 void cuda_init_done(void);
 bool cuda_is_init(void);
+void cuda_init_goes_on(bool yes); /* on this thread */
+bool is_in_cuinit(void);
 
 #endif

@@ -417,6 +417,8 @@ static bool command(char **words)
         settings.records_per_buffer = (size_t)atoi(argument);
     else if (strcmp(what, "stall") == 0)
         settings.stalled = atoi(argument);
+    else if (strcmp(what, "keep_functions") == 0)
+        settings.keeps_functions = true;
     else if (strcmp(what, "keep_empty") == 0)
         settings.keeps_empty = true;
     else if (strcmp(what, "correlation") == 0)

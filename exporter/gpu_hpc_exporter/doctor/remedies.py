@@ -56,7 +56,8 @@ AGENT_REASONS: Final[Mapping[str, str]] = {
     "missing_function": _OTHER_AGENTS,
     "unknown_version": _UPDATE,
     "unknown": _UPDATE,
-    "windows_discarded": "see GpuHpcCollectiveHung, and kernels that run for minutes (persistent kernels).",
+    "windows_discarded": "see GpuHpcCollectiveHung, and kernels that run for minutes (persistent kernels); after a "
+    "profiler the program's next start.",
     "no_heartbeat": "the agent's thread has not run for 30 s: the process is stopped, starved of CPU, or hangs in a "
     "driver call",
     "cupti_error": _REPORT,

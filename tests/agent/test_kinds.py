@@ -1,0 +1,174 @@
+"""Which kinds are enabled, and when: switching most of them in a living program breaks it (the fake aborts)."""
+
+from __future__ import annotations
+
+import pytest
+
+import fake_activity
+from fake_activity.agent import FOR_LIFE, Start
+from fake_activity.agent_file import H2D, PINNED, Reason, State
+
+LAUNCHES, NO_COPIES, NO_WAITS = 1, 8, 16
+"""Flags of the file."""
+
+
+def test_calls_and_copies_are_enabled_inside_cuinit_and_never_switched(start: Start) -> None:
+    """Through windows, a stop, another start and the end."""
+    agent = start()
+    agent.do(f"load {agent.programs.cupti}", "init")
+    assert agent.kinds() == FOR_LIFE  # cuInit has just returned
+    agent.do("context 0")
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.published(3)
+    agent.do("entry gpu_hpc_agent_stop")
+    now = agent.wait(lambda now: now.header.state == State.PAUSED)
+    assert agent.kinds() == FOR_LIFE
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == LAUNCHES
+    agent.do("entry gpu_hpc_agent_start")
+    agent.published(3)
+    assert agent.end(3) == 3
+    assert agent.said() == ""
+
+
+@pytest.mark.parametrize(
+    ("records", "kinds", "flags"),
+    [
+        ("kernels", set(), NO_COPIES | NO_WAITS),
+        ("kernels,copies", {1, 2, 22}, NO_WAITS),
+        ("calls", {5}, LAUNCHES | NO_COPIES),
+        ("kernels,calls,copies,driver", {1, 2, 4, 5, 22}, LAUNCHES),
+        ("driver", {4, 5}, LAUNCHES | NO_COPIES),
+        ("kernels,coppies", FOR_LIFE, LAUNCHES),
+        ("copies,", {1, 2, 22}, NO_WAITS),
+        ("kernels copies", FOR_LIFE, LAUNCHES),
+        ("", FOR_LIFE, LAUNCHES),
+    ],
+)
+def test_what_is_recorded(start: Start, records: str, kinds: set[int], flags: int) -> None:
+    """As the variable says; what cannot be read leaves the default, and kernels always are."""
+    agent = start(RECORDS=records, MODE="continuous")
+    agent.trace()
+    assert agent.kinds() == kinds | {10}
+    agent.do("kernel a count=5", "copy h2d memory=pinned bytes=64", "set 64", "sync 4 ns=1000")
+    now = agent.wait(lambda now: "a" in now.kernels())
+    now = agent.published(2)
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == flags
+    assert now.kernels()["a"].latency_count == (5 if flags & LAUNCHES else 0)
+    assert now.copies(H2D, PINNED).count == now.device().sets == (0 if flags & NO_COPIES else 1)
+    assert now.device().sync_calls[4] == (0 if flags & NO_WAITS else 1)
+    assert now.header.windows_discarded == now.header.records_unmatched == 0
+
+
+def test_an_agent_that_came_after_cuinit_records_kernels_alone(start: Start) -> None:
+    """Its program computes already."""
+    agent = start(MODE="continuous")
+    agent.do("unset_injection")
+    agent.begin()
+    agent.do("entry gpu_hpc_agent_start")
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    assert agent.kinds() == {10}
+    agent.do("kernel a count=5", "copy h2d memory=pinned")
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
+    assert now.kernels()["a"].latency_count == now.header.records_unmatched == 0
+
+
+def test_without_a_file_nothing_is_enabled(start: Start) -> None:
+    """Nobody would see what it costs the program."""
+    agent = start(directory="/proc/self")
+    agent.begin()
+    assert agent.kinds() == set()
+
+
+def test_copies_of_pauses_count_nowhere(start: Start) -> None:
+    """They are recorded all the time; those of windows count, each once, and the buffers of the others are emptied."""
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1.5")
+    agent.trace("records_per_buffer 10")
+    agent.do("copy h2d memory=pinned bytes=8 count=30", "set 8 count=7")
+    first = agent.wait(lambda now: now.header.windows_published == 1)
+    counted = first.copies(H2D, PINNED).count
+    assert (counted, first.device().sets) == (30, 7)
+    while agent.wait(lambda _: True).header.state == State.WAITING:
+        agent.do("copy h2d memory=pinned bytes=8 count=100", "set 8 count=100")
+    assert agent.calls()["@buffers"] < 64
+    agent.do("copy h2d memory=pinned bytes=8 count=5", "set 8 count=3")
+    now = agent.wait(lambda now: now.header.windows_published == 2)
+    # The last of those said in the pause may have come a moment later.
+    assert now.copies(H2D, PINNED).count - counted in range(5, 106)
+    assert now.device().sets - 7 in range(3, 104)
+    assert now.header.records_dropped == now.header.windows_discarded == 0
+
+
+def test_a_tool_that_had_cupti_before_cuinit(start: Start) -> None:
+    """Its kinds are its own; when we may trace after all, kernels are enough."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.005")
+    agent.begin("subscribe")
+    assert agent.kinds() == set()
+    agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
+    agent.do("unsubscribe")
+    now = agent.wait(lambda now: now.header.windows_published > 0)
+    assert agent.kinds() <= {10}
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
+
+
+def test_a_profiler_gets_the_calls_of_all_functions(start: Start) -> None:
+    """Ours are off in the pause in which it begins: enabling the kind switches all on. After it kernels are enough."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.2", PERIOD_SECONDS="1")
+    agent.trace()
+    agent.published()
+    assert agent.calls()["@off"] > 500
+    agent.do("profile")
+    assert agent.calls()["@off"] == 0
+    agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
+    agent.do("profiled", "unsubscribe")
+    before = agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel a count=5", "copy h2d memory=pinned")  # the copies' kind is still enabled
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
+    assert now.copies(H2D, PINNED).count == before.copies(H2D, PINNED).count == 0
+    assert now.kernels()["a"].latency_count == 0
+
+
+def test_functions_are_switched_off_when_cuinit_is_over(start: Start) -> None:
+    """Inside it that is forgotten; a call of any other function, or in a pause, leaves no record."""
+    agent = start(WINDOW_SECONDS="0.2", PERIOD_SECONDS="1")
+    agent.do(f"load {agent.programs.cupti}", "init")
+    assert agent.calls()["@off"] == 0
+    agent.do("context 0")
+    agent.wait(lambda now: now.header.windows_published == 1)
+    assert agent.calls()["@off"] > 500
+    agent.do("kernel a count=100 work=0")
+    now = agent.wait(lambda now: now.header.windows_published == 2)
+    assert now.device().launch_api_calls == now.header.records_dropped == 0
+
+
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_functions_that_cannot_be_switched_off(start: Start, mode: str) -> None:
+    """Rather no calls at all than those of all functions for the program's life; the window is published."""
+    agent = start(MODE=mode, RECORDS="kernels,copies,driver", WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
+    agent.trace("keep_functions")
+    agent.do("kernel a count=2000 cbid=10", "kernel b count=5")  # 10: cudaFree
+    now = agent.wait(lambda now: now.header.flags & NO_WAITS != 0)
+    assert agent.kinds() - {10} == FOR_LIFE - {5}
+    agent.published()
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel c count=5")
+    now = agent.wait(lambda now: "c" in now.kernels())
+    assert (now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS), now.header.windows_discarded) == (NO_WAITS, 0)
+    assert now.kernels()["c"].latency_count == 0
+
+
+def test_callbacks_are_registered_once(start: Start) -> None:
+    """Each time is a risk to a program whose threads ask for buffers."""
+    agent = start(WINDOW_SECONDS="0.01", PERIOD_SECONDS="0.02")
+    agent.trace()
+    agent.published(5)
+    assert agent.calls()["cuptiActivityRegisterCallbacks"] == 1
+
+
+def test_a_tool_that_keeps_the_subscription_may_replace_the_callbacks(start: Start) -> None:
+    """Nobody can tell when: they are registered for each window."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0", WINDOW_SECONDS="0.05", PERIOD_SECONDS="0.1")
+    agent.begin("subscribe")
+    agent.published(3)
+    fake_activity.until(lambda: agent.calls()["cuptiActivityRegisterCallbacks"] >= 3)
