@@ -14,6 +14,7 @@
     python tests/gpu/agent_figures.py forks     # forked workers of a loader while tracing
     python tests/gpu/agent_figures.py endless   # a kernel that outlasts several windows
     python tests/gpu/agent_figures.py waits     # waits that are longer than windows
+    python tests/gpu/agent_figures.py threads   # launches of many threads
     python tests/gpu/agent_figures.py driver    # launches by the driver's functions (needs Triton)
     python tests/gpu/agent_figures.py cupti --cupti PATH  # another libcupti (needs nvcc)
     python tests/gpu/agent_figures.py overlap   # all-reduces beside compute and alone (needs two GPUs)
@@ -252,6 +253,7 @@ def cost(bench: Bench, seconds: float) -> None:
         if not slower:
             say(f"| {kind} | 0 | | | | {state} |")
             continue
+        state += f"; {told['kernels'] / steps_in(told['chunks'], told['intervals']):.2f} kernels a step of them"
         mean, (low, high) = statistics.mean(slower), interval(slower)
         say(f"| {kind} | {len(slower)} | {mean:.4f} | {low:.4f} to {high:.4f} | {mean / 10:.4f} | {state} |")
 
@@ -302,6 +304,16 @@ def lasting(bench: Bench, seconds: float) -> None:
 
 
 LASTING_PAIRS = 6
+
+
+def steps_in(chunks: list[tuple[int, int, int]], intervals: list[tuple[int, int]]) -> float:
+    """How many steps the program made while it was traced: known work, of which none may be missing."""
+    return sum(
+        count * max(0, min(end, closed) - max(begin, opened)) / (end - begin)
+        for opened, closed in intervals
+        if closed
+        for begin, end, count in chunks
+    )
 
 
 def slowdowns(chunks: list[tuple[int, int, int]], intervals: list[tuple[int, int]]) -> list[float]:
@@ -543,9 +555,16 @@ def waits(bench: Bench, seconds: float) -> None:
             say(f"waits of {length} s, {mode}: {told}")
 
 
+def threads(bench: Bench, seconds: float) -> None:
+    """Launches of 200 threads: all are counted, with their launches."""
+    options = ["--seconds", str(seconds or 20)]
+    told, _ = bench.load("threads", *options, environment=bench.environment(mode="continuous", budget="100"))
+    say(f"threads: {told}")
+
+
 def driver(bench: Bench, seconds: float) -> None:
-    """Kernels launched by the driver's functions: from the second window on their launches are known."""
-    environment = bench.environment(period_seconds="2", budget="1")
+    """Kernels launched by the driver's functions, whose calls are recorded where that is asked for."""
+    environment = bench.environment(period_seconds="2", budget="1", records="kernels,calls,copies,driver")
     told, _ = bench.load("driver_launches", "--seconds", str(seconds or 15), environment=environment)
     say(f"driver: {told}")
 
@@ -601,7 +620,7 @@ FIGURES = {
     figure.__name__: figure
     for figure in (
         *(counts, queued, trace, late, idle, cost, periods, lasting, graphs, replays, ends, forks),
-        *(endless, waits, driver, cupti, overlap),
+        *(endless, waits, threads, driver, cupti, overlap),
     )
 }
 

@@ -12,8 +12,10 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -305,15 +307,50 @@ def waits(args: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.synchronize()
         waited, number = waited + time.monotonic() - before, number + 1
     share = waited / (time.monotonic() - begin)
+    published = agent_file.read(path).header.windows_published
+    now = agent_file.wait_for(path, lambda s: s.header.windows_published > published, 60)
     # How long the last window's records were awaited: a wait that goes on when it closes may keep them.
-    now = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.WAITING, 60)
-    awaited = (now.header.last_window_ns - max(end for _, end in now.intervals())) / 1e9
+    ended = [end for _, end in now.intervals() if end]
+    awaited = (now.header.last_window_ns - max(ended)) / 1e9 if ended else None  # tracing goes on
     told = sum(now.device().sync_ns) / max(1, now.device().traced_ns)
     return {"waits": number, "share": share, "told": told, "awaited": awaited, **header_of(path)}
 
 
+def threads(args: argparse.Namespace) -> dict[str, Any]:
+    """Launches of many threads at once, on a stream each; each waits for its own."""
+
+    def launch(number: int) -> int:
+        x = torch.randn(1024, device="cuda")
+        stream = torch.cuda.Stream()
+        ready.wait()
+        with torch.cuda.stream(stream):
+            for _ in range(number):
+                x.mul_(1.0)
+        stream.synchronize()
+        return number
+
+    _, path = traced()
+    ready = threading.Barrier(MANY_THREADS)
+    with ThreadPoolExecutor(MANY_THREADS) as pool:
+        launched = sum(pool.map(launch, [int(args.seconds * 100)] * MANY_THREADS))
+    published = agent_file.read(path).header.windows_published
+    now = agent_file.wait_for(path, lambda s: s.header.windows_published >= published + 2, 60)
+    counted = sum(k.executions for k in now.slots() if "Mul" in now.name(k) or "mul" in now.name(k))
+    latencies = sum(k.latency_count for k in now.slots())
+    return {
+        "threads": MANY_THREADS,
+        "launched": launched,
+        "counted": counted,
+        "latencies": latencies,
+        **header_of(path),
+    }
+
+
+MANY_THREADS = 200
+
+
 def driver_launches(args: argparse.Namespace) -> dict[str, Any]:
-    """Kernels of Triton's, which the driver's functions launch: how many have a launch-to-start time."""
+    """Kernels of Triton's, which the driver's functions launch: how many have a launch-to-start time, if asked for."""
     # Here, since this load alone needs Triton.
     from gpu.l2_reads import read_repeatedly  # noqa: PLC0415  as said
 
@@ -419,9 +456,11 @@ def blocks(args: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.synchronize()
         chunks.append((before, time.time_ns(), count))
     path = own_file()
-    intervals = [] if path is None else agent_file.read(path).intervals()
-    header = {} if path is None else header_of(path)
-    return {"chunks": chunks, "intervals": intervals, "agent": header}
+    if path is None:
+        return {"chunks": chunks, "intervals": [], "kernels": 0, "agent": {}}
+    snapshot = agent_file.read(path)
+    kernels = sum(kernel.executions for kernel in snapshot.slots())
+    return {"chunks": chunks, "intervals": snapshot.intervals(), "kernels": kernels, "agent": header_of(path)}
 
 
 def lasting(args: argparse.Namespace) -> dict[str, Any]:
@@ -475,7 +514,10 @@ def main() -> None:
 
 
 WHAT: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    **{work.__name__: work for work in (counts, blocks, lasting, trace, queued, reduce, workers, waits, endless)},
+    **{
+        work.__name__: work
+        for work in (counts, blocks, lasting, trace, queued, reduce, workers, waits, endless, threads)
+    },
     "driver_launches": driver_launches,
     "profile": profiled,
 }

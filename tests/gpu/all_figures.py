@@ -61,7 +61,7 @@ def all_figures(folder: Path) -> tuple[Figure, ...]:
         agents("periods", kind="layer", seconds=45),
         agents("lasting", kind="tiny", seconds=250),
         agents("replays", seconds=240),
-        program("left_behind", "left_behind.py", seconds=200),
+        program("left_behind", "left_behind.py", seconds=170),
         agents("waits", seconds=150),
         agents("endless", seconds=150),
         agents("graphs", seconds=120),
@@ -72,10 +72,12 @@ def all_figures(folder: Path) -> tuple[Figure, ...]:
         agents("forks", seconds=60),
         agents("counts", seconds=40),
         agents("queued", seconds=40),
+        agents("threads", seconds=40),
         agents("driver", seconds=40),
         program(
             "capture", "capture.py", "--seconds", "18", str(folder / "recording.jsonl.gz"), seconds=270, alone=True
         ),
+        program("switching", "switching.py", "--seconds", "30", seconds=180, alone=True),
         *(suite(name) for name in ("hardware", "kernels", "clocks", "jobs")),
         suite("two_gpus", gpus=2),
         replace(agents("overlap", seconds=180), alone=True, gpus=2),
