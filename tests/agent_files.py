@@ -83,6 +83,7 @@ class AgentWriter:
         self.state = "waiting"
         self.reason = ""
         self.overhead = 0.004
+        self.flags = layout.FLAG_LAUNCHES
         self.intervals: list[tuple[int, int]] = []
         self.records = [0, 0, 0, 0]
         self.period_s = 10.0
@@ -149,7 +150,8 @@ class AgentWriter:
 
     def _status(self, strings: int) -> bytes:
         return layout.STATUS.pack(
-            *(self.heartbeat_ns, layout.STATES.index(self.state), layout.REASONS.index(self.reason), 0, 0, 0, b""),
+            *(self.heartbeat_ns, layout.STATES.index(self.state), layout.REASONS.index(self.reason)),
+            *(0, 0, self.flags, b""),
             *(130001, 13000, self.overhead, 4.0, 0.5, 0.01, 0, *self.records, 0, self.window, 0, 0, 1.0),
             *(self.period_s, 0, 0, len(self.kernels), strings, len(self._environment)),
             len(self.intervals),

@@ -475,8 +475,8 @@ KERNEL_DURATION = Spec(
 KERNEL_QUEUE = Spec(
     "gpu_hpc_kernel_queue_seconds",
     "histogram",
-    "From a launch call's return to the kernel's start, all kernels of the job in trace windows; empty with CUPTI "
-    "before 12.5.",
+    "From a launch call's return to the kernel's start, all kernels of the job in trace windows; absent where its "
+    "agents record no calls, as with CUPTI before 12.5.",
     JOB,
 )
 MEMCPY_BYTES = Spec(

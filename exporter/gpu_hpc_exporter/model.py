@@ -324,6 +324,25 @@ ActivitySum = Literal[
 """What agents add up for each GPU of a process: nanoseconds and numbers."""
 ACTIVITY_SUMS: Final[tuple[ActivitySum, ...]] = get_args(ActivitySum)
 
+Recordable = Literal["launches", "copies", "waits"]
+"""What agents may record beside kernels: calls that launch or copy, the copies themselves, waits of the host."""
+RECORDABLES: Final[tuple[Recordable, ...]] = get_args(Recordable)
+NEEDED_FOR: Final[Mapping[ActivitySum, tuple[Recordable, ...]]] = {
+    "busy_ns": ("copies",),
+    "copy_ns": ("copies",),
+    "idle_host_ns": ("launches", "copies"),
+    "idle_queue_ns": ("launches", "copies"),
+    "idle_other_ns": ("launches", "copies"),
+    "launch_api_ns": ("launches",),
+    "graphs_traced": ("launches",),
+    "graphs_untraced": ("launches",),
+    "sync_event_ns": ("waits",),
+    "sync_stream_ns": ("waits",),
+    "sync_context_ns": ("waits",),
+    "sync_unknown_ns": ("waits",),
+}
+"""Sums that say nothing, or something else than their name, where one of these is not recorded."""
+
 DURATION_BUCKETS: Final = 9
 """Up to 1 us times 8^0 ... 8^7, and longer."""
 COPY_BUCKETS: Final = 7
@@ -386,10 +405,11 @@ class CopyAmount:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """What a job's kernels did on a GPU or MIG instance since the report before: everything but the last three.
+    """What a job's kernels did on a GPU or MIG instance since the report before: all down to `sums`.
 
     kernels: by signature, "other" for all without a name of their own. latency_ms, longest_ns: from launch to start,
     and the longest execution, of the last finished trace windows. Only kernels that have a series are named.
+    unrecorded: what no agent of the job records here, so that its amounts are not known, whatever they are.
     """
 
     uuid: str
@@ -402,6 +422,7 @@ class GpuActivity:
     latency_ms: Mapping[str, float] = field(default_factory=dict)
     longest_ns: Mapping[str, int] = field(default_factory=dict)
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
+    unrecorded: frozenset[Recordable] = frozenset()
 
 
 AgentState = Literal["tracing", "waiting", "paused", "off"]

@@ -31,6 +31,9 @@ CONSTANTS: Final = {
     "AGENT_DIRECTIONS": len(layout.DIRECTIONS),
     "AGENT_MEMORIES": len(layout.MEMORIES),
     "AGENT_SYNCS": len(layout.SYNCS),
+    "AGENT_FLAG_LAUNCHES": layout.FLAG_LAUNCHES,
+    "AGENT_FLAG_NO_COPIES": layout.FLAG_NO_COPIES,
+    "AGENT_FLAG_NO_WAITS": layout.FLAG_NO_WAITS,
 }
 SIZES: Final = {
     "agent_header": layout.HEADER_SIZE,

@@ -15,11 +15,13 @@ import pytest
 from gpu_hpc_exporter.model import (
     COPY_BUCKETS,
     DURATION_BUCKETS,
+    RECORDABLES,
     CopyAmount,
     Durations,
     GpuActivity,
     KernelAmount,
     KernelReport,
+    Recordable,
     Tracing,
     Window,
 )
@@ -64,7 +66,8 @@ def totals(snapshot: FleetSnapshot) -> dict[str, float]:
         found |= {f"{job.uuid} {name}": sum(durations.buckets) for name, durations in job.durations.items()}
         found |= {f"{job.uuid} {name} bytes": copies.bytes for name, copies in job.copies.items()}
         found |= {f"{job.uuid} {name}": value for name, value in job.sums.items()}
-        found[f"{job.uuid} queue"] = sum(job.queue.buckets)
+        if job.queue is not None:
+            found[f"{job.uuid} queue"] = sum(job.queue.buckets)
     return found
 
 
@@ -136,6 +139,19 @@ def test_when_agents_traced_comes_back_as_it_was(tracing: dict[str, Tracing | No
     assert decoded == replace(REPORT, tracing=tracing)
     if tracing is None:
         assert b'tracing":null' not in encoded
+
+
+@pytest.mark.parametrize("unrecorded", [(), ("copies",), RECORDABLES], ids=str)
+def test_what_is_not_recorded_comes_back_as_it_was(unrecorded: tuple[Recordable, ...]) -> None:
+    """And a line from before there was such a thing has recorded everything."""
+    report = replace(REPORT, activities=(replace(ACTIVITY, unrecorded=frozenset(unrecorded)),))
+    encoded = msgspec.json.encode(encode_event(report, 0))
+    (decoded,) = decode_line(msgspec.json.decode(encoded, type=Line), 0)
+    assert decoded == report
+    old = json.loads(encoded)
+    del old["activities"][0]["unrecorded"]
+    (decoded,) = decode_line(msgspec.json.decode(json.dumps(old), type=Line), 0)
+    assert decoded == replace(REPORT, activities=(ACTIVITY,))
 
 
 def test_a_recording_tells_what_tracing_costs(tmp_path: Path) -> None:

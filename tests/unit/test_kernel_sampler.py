@@ -34,6 +34,7 @@ from gpu_hpc_exporter.samplers.kernel_ledger import MAX_KERNELS_OF_JOB, MAX_NAME
 from gpu_hpc_exporter.samplers.kernel_totals import MAX_REPORT_AGE_NS
 from gpu_hpc_exporter.samplers.kernels import KernelSampler, wait_after
 from gpu_hpc_exporter.sources.kernels import layout
+from gpu_hpc_exporter.web.answers import gpus
 from unit.objects import G0, G1, GAUGE_WINDOW_NS, M1, NS, Clock, inventory
 
 BERT = Job("bert", "123", "batch", "ann", source="slurm")
@@ -219,6 +220,123 @@ def test_everything_that_a_device_tells(node: Node) -> None:
         assert samples.one("gpu_hpc_memcpy_bytes_bucket", le="4096.0", **kind) == 3 * number
         assert samples.one("gpu_hpc_memcpy_seconds_total", **kind) == number
         assert samples.one("gpu_hpc_copy_api_seconds_total", **kind) == 2 * number
+
+
+COPYING = (
+    *("gpu_hpc_memcpy_bytes_count", "gpu_hpc_memcpy_seconds_total"),
+    *("gpu_hpc_kernel_activity_seconds_total copy", "gpu_hpc_kernel_busy_seconds_total"),
+)
+WAITING = ("gpu_hpc_sync_seconds_total",)
+LAUNCHING = (
+    *("gpu_hpc_launch_api_seconds_total", "gpu_hpc_kernel_queue_seconds_count", "gpu_hpc_graph_launches_total"),
+)
+BOTH = ("gpu_hpc_copy_api_seconds_total", "gpu_hpc_kernel_idle_seconds_total")
+"""Need launches and copies."""
+ALWAYS = (
+    *("gpu_hpc_kernel_executions_total", "gpu_hpc_kernel_overlap_seconds_total"),
+    *("gpu_hpc_kernel_device_traced_seconds_total", "gpu_hpc_kernel_traced_seconds_total"),
+    *("gpu_hpc_kernel_activity_seconds_total compute", "gpu_hpc_kernel_activity_seconds_total communication"),
+)
+RECORDED = (*COPYING, *WAITING, *LAUNCHING, *BOTH, *ALWAYS)
+ALL = layout.FLAG_LAUNCHES
+KERNELS_ALONE = layout.FLAG_NO_COPIES | layout.FLAG_NO_WAITS
+
+
+def work(writer: AgentWriter, flags: int) -> None:
+    """A second in which something of everything is done, as far as it is recorded."""
+    writer.flags = flags
+    writer.add(layout.D_BUSY, NS // 2)
+    if flags & layout.FLAG_LAUNCHES:
+        for counter in (layout.D_LAUNCH_API, layout.D_QUEUE_BUCKETS, layout.D_GRAPHS_TRACED, layout.D_IDLE_HOST):
+            writer.add(counter, 5)
+    else:
+        writer.add(layout.D_IDLE_OTHER, 5)
+    if not flags & layout.FLAG_NO_WAITS:
+        writer.add(layout.D_SYNC_NS + 1, NS // 4)
+    if not flags & layout.FLAG_NO_COPIES:
+        writer.add(layout.D_COPY, NS // 8)
+        for field in (layout.C_NS, layout.C_BYTES, layout.C_BUCKETS):
+            writer.add(layout.D_COPIES + field, 100)
+        writer.add(layout.D_COPIES + layout.C_API_NS, 100 if flags & layout.FLAG_LAUNCHES else 0)
+    run(writer, {b"gemm": (10, 1000)})
+
+
+def recorded(samples: Samples, **labels: str) -> dict[str, float]:
+    """The sum of each family of RECORDED, of a kind of it where one is named; those that are there."""
+    found = {}
+    for wanted in RECORDED:
+        family, _, kind = wanted.partition(" ")
+        rows = samples.all(family, **labels, **({"activity": kind} if kind else {}))
+        if rows:
+            found[wanted] = sum(rows.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (ALL, ()),
+        (ALL | layout.FLAG_NO_COPIES, (*COPYING, *BOTH)),
+        (ALL | layout.FLAG_NO_WAITS, WAITING),
+        (0, (*LAUNCHING, *BOTH)),  # CUPTI before 12.5
+        (layout.FLAG_NO_WAITS, (*LAUNCHING, *BOTH, *WAITING)),
+        (KERNELS_ALONE, (*COPYING, *BOTH, *LAUNCHING, *WAITING)),
+    ],
+)
+def test_what_an_agent_does_not_record_has_no_series(node: Node, flags: int, missing: tuple[str, ...]) -> None:
+    """Absent, not zero; of another job whose agent records everything all of it is there."""
+    writer, other = node.agent(101), node.agent(102, Job("other_one"))
+    for _ in range(2):
+        work(writer, flags)
+        work(other, ALL)
+        samples = node.look()
+        assert recorded(samples, job="bert").keys() == {*RECORDED} - {*missing}
+        assert recorded(samples, job="other_one").keys() == {*RECORDED}
+
+
+def test_some_processes_of_a_job_record_and_some_do_not(node: Node) -> None:
+    """The sums of those that do, and everybody's traced time, until the last of them has gone."""
+    seeing, blind = node.agent(101), node.agent(102)
+    for _ in range(2):
+        work(seeing, ALL)
+        work(blind, KERNELS_ALONE)
+        found = recorded(node.look())
+        assert found.keys() == {*RECORDED}
+    assert found["gpu_hpc_memcpy_bytes_count"] == 200
+    assert found["gpu_hpc_sync_seconds_total"] == 0.5
+    assert found["gpu_hpc_kernel_queue_seconds_count"] == 10
+    assert found["gpu_hpc_kernel_traced_seconds_total"] == 4
+    seeing.end()
+    assert recorded(node.look()) == found
+    node.look(61)  # its file is removed
+    assert recorded(node.look()) == {name: found[name] for name in ALWAYS}
+
+
+def test_a_profiler_takes_series_away_and_no_counter_back(node: Node) -> None:
+    """What is not recorded any more goes; a process that records again brings it back where it was."""
+    node.jobs("bert")
+    writer = node.agent(101)
+    work(writer, ALL)
+    before = recorded(node.look())
+    assert before.keys() == {*RECORDED}
+    work(writer, KERNELS_ALONE)
+    less = recorded(node.look())
+    assert less.keys() == {*ALWAYS}
+    assert all(value >= before[name] for name, value in less.items())
+    (row,) = gpus(node.fleet.snapshot(), node.fleet.recent_kernels(), node.fleet.windows).gpus[0].copies
+    assert row.bytes_per_second == 100  # of the one second of the last minute in which copies were recorded
+    writer.end()
+    for seconds in (5, 61, 5):
+        assert recorded(node.look(seconds)) == less
+    later = node.agent(102)
+    work(later, ALL)
+    after = recorded(node.look())
+    assert after.keys() == {*RECORDED}
+    assert all(after[name] >= value for name, value in (before | less).items())
+    assert after["gpu_hpc_memcpy_bytes_count"] == 200
+    later.end()
+    for seconds in (5, 61, 5):
+        assert recorded(node.look(seconds)) == after
 
 
 def test_processes_of_a_job_add_up_and_leave_what_they_did(node: Node) -> None:

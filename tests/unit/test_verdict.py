@@ -19,8 +19,17 @@ from hypothesis import strategies as st
 from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass
 from gpu_hpc_exporter.diagnosis.intensity import UNITS, Unit
 from gpu_hpc_exporter.diagnosis.verdict import ADVICE, Seen, Verdict, verdict
-from gpu_hpc_exporter.diagnosis.waits import Waits, waits
-from gpu_hpc_exporter.model import NS, CopyAmount, Durations, GpuActivity, KernelAmount, StateChange
+from gpu_hpc_exporter.diagnosis.waits import Copying, Waits, waits
+from gpu_hpc_exporter.model import (
+    NS,
+    RECORDABLES,
+    CopyAmount,
+    Durations,
+    GpuActivity,
+    KernelAmount,
+    Recordable,
+    StateChange,
+)
 from gpu_hpc_exporter.samplers.fleet import Fleet
 from gpu_hpc_exporter.sources.replay import time_of
 from gpu_hpc_exporter.web.answers import gpus
@@ -51,11 +60,7 @@ OF_PHASE: Final = {
 NONE: Final = Waits(
     job="bert",
     executions=100.0,
-    copies=0.0,
-    copy_bytes=0.0,
-    pageable_bytes=0.0,
-    pinned_bytes=0.0,
-    pageable_to_gpu=True,
+    copying=Copying(),
     many_short=None,
     queue_s=None,
     host_wait=0.0,
@@ -89,8 +94,8 @@ EXAMPLES: Final[Mapping[str, Seen]] = {
     "L2Thrashing": Seen({"l2_thrash": 1.0}, {"dram": 0.6, "sm": 0.1, "l2": 0.9}, l2_to_dram=0.9, job="bert"),
     "NvlinkSaturated": Seen({"nvlink_bound": 1.0}, {"nvlink": 0.95, "sm": 0.1}, job="bert"),
     "GpuStarved": STARVED,
-    "SmallCopyStorm": replace(STARVED, waits=(replace(NONE, copies=2e4, copy_bytes=2e7),)),
-    "PageableCopies": replace(STARVED, waits=(replace(NONE, pageable_bytes=7e9, pinned_bytes=1e9),)),
+    "SmallCopyStorm": replace(STARVED, waits=(replace(NONE, copying=Copying(count=2e4, bytes=2e7)),)),
+    "PageableCopies": replace(STARVED, waits=(replace(NONE, copying=Copying(pageable_bytes=7e9, pinned_bytes=1e9)),)),
     "LaunchBound": replace(STARVED, waits=(replace(NONE, many_short=0.9),)),
     "LaunchQueueing": replace(STARVED, waits=(replace(NONE, queue_s=0.05),)),
     "SyncStorm": replace(STARVED, waits=(replace(NONE, host_wait=0.7),)),
@@ -215,10 +220,13 @@ def test_advice_is_the_alerts_description(key: str) -> None:
 def test_half_of_it_is_no_cause(alert: str) -> None:
     """Below its threshold nothing but starvation is said."""
     (seen,) = EXAMPLES[alert].waits
+    assert seen.copying is not None
+    assert seen.host_wait is not None
     half = replace(
         seen,
-        copies=seen.copies and 99.0,
-        pageable_bytes=seen.pageable_bytes / 10,
+        copying=replace(
+            seen.copying, count=seen.copying.count and 99.0, pageable_bytes=seen.copying.pageable_bytes / 10
+        ),
         many_short=seen.many_short and 0.3,
         queue_s=seen.queue_s and 0.01,
         host_wait=min(seen.host_wait, 0.1),
@@ -268,7 +276,8 @@ def test_waits_are_per_second_that_was_looked() -> None:
     )
     found = waits((seen, seen))
     assert found is not None
-    assert (found.copies, found.copy_bytes, found.pageable_bytes, found.executions) == (200, 4096, 4096, 2000)
+    assert found.copying == Copying(200, 4096, pageable_bytes=4096)
+    assert found.executions == 2000
     assert (found.host_wait, found.queue_s, found.many_short, found.exposed) == (0.25, 0.001, 1.0, None)
 
 
@@ -276,3 +285,42 @@ def test_no_look_no_waits() -> None:
     """Neither without a report nor with one of no traced time."""
     assert waits(()) is None
     assert waits((GpuActivity("GPU-0", "bert"),)) is None
+
+
+@pytest.mark.parametrize(
+    ("unrecorded", "copying", "host_wait", "queue_s"),
+    [
+        (frozenset[Recordable](), Copying(200, 4096, pageable_bytes=4096), 0.35, 0.001),
+        (frozenset[Recordable]({"copies"}), None, 0.1, 0.001),
+        (frozenset[Recordable]({"waits"}), Copying(200, 4096, pageable_bytes=4096), None, 0.001),
+        (frozenset[Recordable]({"launches"}), Copying(200, 4096, pageable_bytes=4096), 0.1, None),
+        (frozenset(RECORDABLES), None, None, None),
+    ],
+    ids=["all recorded", "no copies", "no waits", "no launches", "kernels alone"],
+)
+def test_what_is_not_recorded_is_not_known(
+    unrecorded: frozenset[Recordable], copying: Copying | None, host_wait: float | None, queue_s: float | None
+) -> None:
+    """Whatever stands there: a look that does not record it thins out none of the others' rates either."""
+    seen = replace(
+        activity(
+            copies={"h2d_pageable": CopyAmount(4096, 10, NS // 4, (100, 100, 0, 0, 0, 0, 0))},
+            queue=Durations(3_000_000, (0, 0, 3, 0, 0, 0, 0, 0, 0)),
+        ),
+        sums={"traced_ns": NS, "sync_stream_ns": NS // 10, "device_traced_ns": NS, "busy_ns": NS // 2},
+        unrecorded=unrecorded,
+    )
+    blind = replace(activity(), unrecorded=frozenset(RECORDABLES))
+    for activities in ((seen,), (seen, blind), (blind, seen)):
+        found = waits(activities)
+        assert found is not None
+        assert (found.copying, found.host_wait, found.queue_s) == (copying, host_wait, queue_s)
+        assert found.busy == (None if copying is None else 0.5)
+
+
+def test_what_is_not_recorded_accuses_nobody() -> None:
+    """Neither of copies nor of waits; what kernels alone tell is told all the same."""
+    blind = replace(NONE, copying=None, host_wait=None, queue_s=None)
+    assert verdict(replace(STARVED, waits=(blind,))).alert == "GpuStarved"
+    assert verdict(Seen({"pcie_bound": 1.0}, {"pcie": 0.95}, waits=(blind,))).alert == "PcieSaturated"
+    assert verdict(replace(STARVED, waits=(replace(blind, many_short=0.9),))).alert == "LaunchBound"

@@ -111,7 +111,8 @@ def _durations(pairs: Pairs) -> Family:
 def _queue(pairs: Pairs) -> Family:
     family = metrics.KERNEL_QUEUE.family()
     for labels, job in pairs:
-        _add_durations(family, job.queue, *labels)
+        if job.queue is not None:
+            _add_durations(family, job.queue, *labels)
     return family
 
 
@@ -129,7 +130,8 @@ def _copies(pairs: Pairs, detailed: Pairs) -> Iterator[Family]:
         for kind, copies in job.copies.items():
             direction, memory = kind.split("_")
             sizes.add_histogram(COPY_BOUNDS, copies.buckets, copies.bytes, *labels, direction, memory)
-            api.add(copies.api_ns / NS, *labels, direction, memory)
+            if "launches" not in job.now.unrecorded:
+                api.add(copies.api_ns / NS, *labels, direction, memory)
     for labels, job in pairs:
         for kind, copies in job.copies.items():
             direction, memory = kind.split("_")
@@ -142,9 +144,11 @@ def _sums(pairs: Pairs) -> Iterator[Family]:
     graphs = metrics.GRAPH_LAUNCHES.family()
     for labels, job in pairs:
         for spec, name, more in _SUMS:
-            families[spec.name].add(job.sums[name] / NS, *labels, *more)
+            if name in job.sums:
+                families[spec.name].add(job.sums[name] / NS, *labels, *more)
         for name, nodes in _GRAPHS:
-            graphs.add(job.sums[name], *labels, nodes)
+            if name in job.sums:
+                graphs.add(job.sums[name], *labels, nodes)
     yield from (*families.values(), graphs)
 
 

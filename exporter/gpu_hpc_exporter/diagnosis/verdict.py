@@ -13,7 +13,7 @@ from typing import Final
 from gpu_hpc_exporter.diagnosis import thresholds as th
 from gpu_hpc_exporter.diagnosis.classify import BottleneckClass
 from gpu_hpc_exporter.diagnosis.intensity import Unit
-from gpu_hpc_exporter.diagnosis.waits import Waits
+from gpu_hpc_exporter.diagnosis.waits import Copying, Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +236,9 @@ _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
 
 def _pcie(seen: Seen) -> Verdict:
     to_gpu, to_host = seen.to_gpu, seen.to_host
-    pageable = next((w for w in seen.waits if _copies_pageable(w)), None)
-    if pageable is not None:
-        return _pageable(pageable)
+    for found in seen.waits:
+        if found.copying is not None and _copies_pageable(found.copying):
+            return _pageable(found.job, found.copying)
     key, way = "PcieSaturated", "(direction unknown)"
     if to_gpu is not None and to_host is not None:
         key, way = (f"{key} to GPU", "host to GPU") if to_gpu >= to_host else (f"{key} to host", "GPU to host")
@@ -264,14 +264,15 @@ def _starved(seen: Seen, share: float) -> Verdict:
 
 def _kernel_cause(found: Waits, sm_active: float | None, active: str) -> Verdict | None:
     """What the agent saw explains it."""
-    if _copies_small(found):
+    copying = found.copying
+    if copying is not None and _copies_small(copying, found.executions):
         text = (
-            f"Storm of small copies in {found.job}: {found.copies:.0f} copies a second from host to GPU, "
-            f"{found.copy_bytes / found.copies:.0f} B each, SM active {active}"
+            f"Storm of small copies in {found.job}: {copying.count:.0f} copies a second from host to GPU, "
+            f"{copying.bytes / copying.count:.0f} B each, SM active {active}"
         )
         return Verdict("small_copy_storm", text, ADVICE["SmallCopyStorm"], "SmallCopyStorm")
-    if _copies_pageable(found):
-        return _pageable(found)
+    if copying is not None and _copies_pageable(copying):
+        return _pageable(found.job, copying)
     if found.many_short is not None and found.many_short > th.MANY_SHORT:
         text = (
             f"Launches bound {found.job}: {_percent(found.many_short)} of its launches are of kernels that take less "
@@ -297,27 +298,28 @@ def _kernel_cause(found: Waits, sm_active: float | None, active: str) -> Verdict
     return None
 
 
-def _copies_small(found: Waits) -> bool:
+def _copies_small(copying: Copying, executions: float) -> bool:
     return (
-        found.copies > th.SMALL_COPIES_PER_S
-        and found.copy_bytes < th.SMALL_COPY_BYTES * found.copies
-        and found.copies >= th.SMALL_COPIES_PER_KERNEL * found.executions
+        copying.count > th.SMALL_COPIES_PER_S
+        and copying.bytes < th.SMALL_COPY_BYTES * copying.count
+        and copying.count >= th.SMALL_COPIES_PER_KERNEL * executions
     )
 
 
 def _waits_often(found: Waits) -> bool:
-    return found.host_wait > th.HOST_WAIT and found.busy is not None and found.busy < th.HOST_WAIT_BUSY
+    waits_long = found.host_wait is not None and found.host_wait > th.HOST_WAIT
+    return waits_long and found.busy is not None and found.busy < th.HOST_WAIT_BUSY
 
 
-def _copies_pageable(found: Waits) -> bool:
-    return found.pageable_bytes > th.PAGEABLE_BYTES_PER_S and found.pageable_bytes > found.pinned_bytes
+def _copies_pageable(copying: Copying) -> bool:
+    return copying.pageable_bytes > th.PAGEABLE_BYTES_PER_S and copying.pageable_bytes > copying.pinned_bytes
 
 
-def _pageable(found: Waits) -> Verdict:
-    way = "host to GPU" if found.pageable_to_gpu else "GPU to host"
+def _pageable(job: str, copying: Copying) -> Verdict:
+    way = "host to GPU" if copying.pageable_to_gpu else "GPU to host"
     text = (
-        f"Copies use pageable memory in {found.job}: {found.pageable_bytes / 1e9:.3g} GB/s of "
-        f"{(found.pageable_bytes + found.pinned_bytes) / 1e9:.3g} GB/s, mostly {way}"
+        f"Copies use pageable memory in {job}: {copying.pageable_bytes / 1e9:.3g} GB/s of "
+        f"{(copying.pageable_bytes + copying.pinned_bytes) / 1e9:.3g} GB/s, mostly {way}"
     )
     return Verdict("pageable_copies", text, ADVICE["PageableCopies"], "PageableCopies")
 

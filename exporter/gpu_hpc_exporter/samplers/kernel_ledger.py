@@ -35,6 +35,7 @@ from gpu_hpc_exporter.model import (
     GpuActivity,
     KernelAmount,
     Pattern,
+    Recordable,
 )
 from gpu_hpc_exporter.samplers.kernel_history import History, Mark
 from gpu_hpc_exporter.sources.kernels import layout
@@ -185,6 +186,7 @@ class Pair:
         self.device = 0
         self.traced_ns = 0
         self.files = 0
+        self.unrecorded: frozenset[Recordable] = frozenset()
 
     def tally(self, kind: Category) -> Tally:
         """That of a category's kernels without series."""
@@ -220,6 +222,7 @@ class _Account:
     were before. busy: nanoseconds of each slot that its kernel's rank knows of; due_ns: when it must know more. latest:
     what each kernel with a series did in the last window: launch-to-start time, its number, and the longest execution.
     slower: by how much the slowest group of each exceeds what is normal for it. read_ns: when it was last read, or 0.
+    unrecorded: what the file's windows then left out.
     """
 
     due_ns: int
@@ -237,6 +240,7 @@ class _Account:
     latest: dict[Kernel, tuple[int, int, int]] = field(default_factory=dict)
     latest_until_ns: int = 0
     read_ns: int = 0
+    unrecorded: frozenset[Recordable] = frozenset()
     history: History = field(default_factory=History)
     slower: dict[Kernel, float] = field(default_factory=dict)
 
@@ -295,6 +299,7 @@ class KernelLedger:
             account.due_ns = now_ns + _MARK_NS - (now_ns - account.due_ns) % _MARK_NS
             _compare(account, now_ns)
         file.must_read = bool(account.waiting)
+        account.unrecorded = file.status.unrecorded if file.status is not None else frozenset()
         period_s = file.status.period_s if file.status is not None else 0.0
         account.latest_until_ns = now_ns + round(_MAX_LIVES * period_s * NS)
         return is_possible
@@ -330,6 +335,7 @@ class KernelLedger:
         `is_shared`: whether others than this job are known to hold the GPU.
         """
         self._forget_pairs(is_wanted)
+        self._note_unrecorded()
         gains = {pair: _Gains(pair) for pair in self._pairs.values()}
         self._choose({pair for pair, gained in gains.items() if gained.rest})
         now = self._now(now_ns)
@@ -472,6 +478,22 @@ class KernelLedger:
             if pair.files <= 0 and not is_wanted(*key):
                 del self._pairs[key]
 
+    def _note_unrecorded(self) -> None:
+        """Find out what none of a pair's files records. One that has no files any more keeps what they told.
+
+        Where some do, the pair has their sums, though its traced time is that of all: rates are then too low, never
+        too high. A second traced time, of those that record, would be a series more for each, for a mixture that passes
+        with the process that a profiler has touched. Idle time of those that record no launches is in `other`, since
+        what ended it is not known.
+        """
+        found: dict[Pair, frozenset[Recordable]] = {}
+        for account in self._accounts.values():
+            for pair in account.places.values():
+                if pair is not None:
+                    found[pair] = found.get(pair, account.unrecorded) & account.unrecorded
+        for pair, unrecorded in found.items():
+            pair.unrecorded = unrecorded
+
     def _now(self, now_ns: int) -> _Now:
         """Of all processes' last windows, and of their last comparisons, those that are not too old."""
         now = _Now()
@@ -531,6 +553,7 @@ def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: b
         {name: ns / count / 1e6 for name, (ns, count, _) in told.items() if count},
         {name: longest_ns for name, (_, _, longest_ns) in told.items()},
         patterns,
+        pair.unrecorded,
     )
 
 

@@ -10,6 +10,7 @@ from gpu_hpc_exporter.model import (
     ACTIVITY_SUMS,
     COPY_BUCKETS,
     DURATION_BUCKETS,
+    NEEDED_FOR,
     NS,
     ActivitySum,
     AgentState,
@@ -30,13 +31,16 @@ MAX_REPORT_AGE_NS: Final = 20 * NS
 
 @dataclass(frozen=True, slots=True)
 class JobActivity:
-    """What a job's kernels have done on a GPU since it was first seen; `now`: what the newest report says of now."""
+    """What a job's kernels have done on a GPU since it was first seen; `now`: what the newest report says of now.
+
+    What is not recorded now is not there, queue None; recorded again, it goes on from where it was.
+    """
 
     uuid: str
     job: str
     kernels: Mapping[str, KernelAmount]
     durations: Mapping[Category, Durations]
-    queue: Durations
+    queue: Durations | None
     copies: Mapping[CopyKind, CopyAmount]
     sums: Mapping[ActivitySum, int]
     now: GpuActivity
@@ -123,14 +127,15 @@ class _JobTotals:
         self._now = gained
 
     def frozen(self) -> JobActivity:
+        unrecorded = self._now.unrecorded
         return JobActivity(
             self._now.uuid,
             self._now.job,
             self._kernels.copy(),
             self._durations.copy(),
-            self._queue,
-            self._copies.copy(),
-            self._sums.copy(),
+            self._queue if "launches" not in unrecorded else None,
+            self._copies.copy() if "copies" not in unrecorded else {},
+            {name: value for name, value in self._sums.items() if unrecorded.isdisjoint(NEEDED_FOR.get(name, ()))},
             self._now,
         )
 

@@ -16,7 +16,7 @@ from gpu_hpc_exporter import __version__
 from gpu_hpc_exporter.diagnosis.classify import CLASSES, BottleneckClass
 from gpu_hpc_exporter.diagnosis.kernels import category
 from gpu_hpc_exporter.diagnosis.verdict import Seen, Verdict, may_hang, verdict
-from gpu_hpc_exporter.diagnosis.waits import by_kernel, waits
+from gpu_hpc_exporter.diagnosis.waits import by_kernel, recording, waits
 from gpu_hpc_exporter.exposition import clean_label
 from gpu_hpc_exporter.model import NS, CopyAmount, CopyKind, GpuActivity, JobOnGpu, Quantity
 from gpu_hpc_exporter.samplers.fleet import FleetSnapshot, SourceState
@@ -313,7 +313,7 @@ def _gpu(
         else [ProcessRow(p.pid, p.memory_bytes, p.sm_ratio) for p in processes[:MAX_PROCESSES]],
         process_count=None if processes is None else len(processes),
         kernels=[row for activity in told for row in _kernels(activity)],
-        copies=[row for activity in told for row in _copies(activity.activities)],
+        copies=[row for activity in told for row in _copies(recording(activity.activities, "copies"))],
         sources=_sources(states, snapshot.now_ns),
     )
 

@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from gpu_hpc_exporter.model import Recordable
 from gpu_hpc_exporter.sources.kernels import layout
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Status:
     """The changing part of a header; times by CLOCK_REALTIME.
 
     traces: how many times of tracing there were, the one that goes on included; intervals: the last of them, packed.
+    unrecorded: what windows leave out of the counters now.
     """
 
     heartbeat_ns: int
@@ -84,6 +86,7 @@ class Status:
     strings: int
     traces: int
     intervals: bytes
+    unrecorded: frozenset[Recordable]
 
 
 @dataclass(slots=True)
@@ -448,7 +451,19 @@ def _parse_status(head: bytes) -> Status:
         strings,
         traces,
         head[layout.INTERVALS_OFFSET :],
+        _unrecorded(values[5]),
     )
+
+
+def _unrecorded(flags: int) -> frozenset[Recordable]:
+    found: set[Recordable] = set()
+    if not flags & layout.FLAG_LAUNCHES:
+        found.add("launches")
+    if flags & layout.FLAG_NO_COPIES:
+        found.add("copies")
+    if flags & layout.FLAG_NO_WAITS:
+        found.add("waits")
+    return frozenset(found)
 
 
 _MAX_PERIOD_S: Final = 600.0

@@ -68,6 +68,10 @@ REASONS: Final = (
     "windows_discarded",
 )
 
+FLAG_LAUNCHES: Final = 1 << 0
+FLAG_NO_COPIES: Final = 1 << 3
+FLAG_NO_WAITS: Final = 1 << 4
+
 USED: Final = 16
 """After a device's UUID."""
 COUNTERS_OFFSET: Final = 24
