@@ -61,7 +61,7 @@ def all_figures(folder: Path) -> tuple[Figure, ...]:
         agents("periods", kind="layer", seconds=45),
         agents("lasting", kind="tiny", seconds=250),
         agents("replays", seconds=240),
-        program("left_behind", "left_behind.py", seconds=170),
+        program("left_behind", "left_behind.py", seconds=260),
         agents("waits", seconds=150),
         agents("endless", seconds=150),
         agents("graphs", seconds=120),

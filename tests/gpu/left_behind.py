@@ -1,4 +1,4 @@
-"""What CUPTI costs between windows: time per operation before anything was enabled, and after three windows.
+"""What CUPTI costs between windows: an operation and a graph before anything was enabled, and after three windows.
 
     python tests/gpu/left_behind.py
 
@@ -19,12 +19,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-COPIES, RUNTIME, DRIVER = (1, 22, 2), (5,), (4,)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+COPIES, SETS_ALONE, RUNTIME, DRIVER = (1, 22, 2), (2,), (5,), (4,)
 """CUpti_ActivityKind. Kernels are switched in every window."""
 KERNELS = 10
 SETS: dict[str, tuple[int, ...] | None] = {
     "nothing: callbacks registered": None,
     "kernels": (),
+    "kernels; sets": SETS_ALONE,
+    "kernels; copies": COPIES[:2],
     "kernels; copies, sets": COPIES,
     "kernels, the runtime's launches; its calls": RUNTIME,
     "kernels, the runtime's launches; its calls, copies, sets": (*COPIES, *RUNTIME),
@@ -44,8 +48,8 @@ def main() -> None:
         measure(*args.measure)
         return
     say(
-        "| switched in three windows; enabled for life | before, us | after, us | more, ns: median (all) |\n"
-        "|---|---|---|---|"
+        "| switched in three windows; enabled for life | an operation before, us | more, ns: median (all) "
+        "| a replay of 96 kernels before, us | more, ns: median (all) |\n|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as directory:
         library = Path(directory) / "left_behind.so"
@@ -54,10 +58,16 @@ def main() -> None:
         for name in SETS:
             command = [sys.executable, __file__, "--measure", str(library), f"{directory}/lock", name]
             processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(TIMES)]
-            pairs = [tuple(map(float, process.communicate()[0].split())) for process in processes]
-            more = sorted(round(1000 * (after - before)) for before, after in pairs)
-            befores, afters = (statistics.median(values) for values in zip(*pairs, strict=True))
-            say(f"| {name} | {befores:.2f} | {afters:.2f} | {statistics.median(more)} ({more}) |")
+            rows = [tuple(map(float, process.communicate()[0].split())) for process in processes]
+            operations, replays = ([(row[i], row[i + 2]) for row in rows] for i in (0, 1))
+            say(f"| {name} | {more(operations)} | {more(replays)} |")
+
+
+def more(pairs: list[tuple[float, float]]) -> str:
+    """Of microseconds before and after: those before, and by how much those after are more."""
+    differences = sorted(round(1000 * (after - before)) for before, after in pairs)
+    before = statistics.median(before for before, _ in pairs)
+    return f"{before:.2f} | {statistics.median(differences)} ({differences})"
 
 
 def say(line: str) -> None:
@@ -65,9 +75,11 @@ def say(line: str) -> None:
 
 
 def measure(library: str, lock: str, name: str) -> None:
-    """Say the least microseconds an operation before the kinds were ever enabled, and after windows of them."""
+    """Say the least microseconds of an operation and of a replay, before the kinds were ever enabled and after windows."""
     # Here, since the parent needs no GPU, and must not hold one.
     import torch  # noqa: PLC0415  as said
+
+    from gpu.workload import inference_graph  # noqa: PLC0415  as said
 
     x = torch.randn(1024, device="cuda")
 
@@ -82,12 +94,21 @@ def measure(library: str, lock: str, name: str) -> None:
             least = min(least, (time.perf_counter() - begin) / CHUNK * 1e6)
         return least
 
+    def replay(seconds: float) -> float:
+        """Microseconds a replay of a graph that was captured now, of the fastest step."""
+        step, least, end = inference_graph(), float("inf"), time.monotonic() + seconds
+        while time.monotonic() < end:
+            begin = time.perf_counter()
+            replays = step()["replays"]
+            least = min(least, (time.perf_counter() - begin) / replays * 1e6)
+        return least
+
     x.mul_(1.0)
-    torch.cuda.synchronize()
+    replay(0.1)
     with Path(lock).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         work(1)
-        before = work(1.6)
+        before = work(1.6), replay(0.6)
         cupti = ctypes.CDLL(library)
         if reason := cupti.attach():
             sys.exit(f"left_behind: libcupti cannot be used ({reason})")
@@ -96,7 +117,7 @@ def measure(library: str, lock: str, name: str) -> None:
             enable(cupti, for_life)
             for _ in range(WINDOWS):
                 window(cupti, for_life, lambda: work(0.1))
-        say(f"{before} {work(1.6)}")
+        say(" ".join(map(str, (*before, work(1.6), replay(0.6)))))
 
 
 def enable(cupti: ctypes.CDLL, for_life: tuple[int, ...]) -> None:
