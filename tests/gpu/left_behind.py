@@ -75,7 +75,7 @@ def say(line: str) -> None:
 
 
 def measure(library: str, lock: str, name: str) -> None:
-    """Say the least microseconds of an operation and of a replay, before the kinds were ever enabled and after windows."""
+    """Say the least microseconds of an operation and of a replay: before the kinds were enabled, and after windows."""
     # Here, since the parent needs no GPU, and must not hold one.
     import torch  # noqa: PLC0415  as said
 
