@@ -209,8 +209,9 @@ void sums_forget(void);
 
 /* Inside cuInit, on the thread that called it: finds CUPTI, and enables what stays enabled for the program's life. */
 void kinds_prepare(void);
-/* After cuInit: finds CUPTI if that was not done. Answers AGENT_REASON_NONE or why not; *error: what CUPTI answered. */
+/* Finds CUPTI if that was not done. Answers AGENT_REASON_NONE or why not; *error: what CUPTI answered inside cuInit. */
 enum agent_reason kinds_load(int *error);
+int kinds_calm(void); /* once after cuInit: no calls until the first window */
 /* A window's records begin, and end; the first error, after all were tried. calls_from, calls_to: the records' clock,
  * around all launches that may be recorded. */
 int kinds_on(bool kernels, uint64_t *calls_from);
@@ -218,6 +219,8 @@ int kinds_off(bool kernels, uint64_t *calls_to);
 /* Another tool has had its hand on the kinds: what was enabled inside cuInit may not be any more, and is not asked for
  * again. is_still_there: it may replace our callbacks at any time. */
 void kinds_were_touched(bool is_still_there);
+/* A window was empty: a tool that came and went in a pause may have left its callbacks. The next one registers ours. */
+void kinds_doubt_callbacks(void);
 /* For a CUPTI whose functions stay on whatever is said: all calls of a program for all of its life would cost it more than
  * the one time that their kinds are disabled is a risk. */
 void kinds_give_calls_up(void);

@@ -103,39 +103,50 @@ void exit_before_cupti(void)
         registered += atexit(at_exit) == 0;
 }
 
-/* No signal of the program's may land on our thread. The stack is as large as any: CUPTI runs on it, and the program's
- * thread-local variables lie in it. */
+/* The stack is as large as any: CUPTI runs on it, and the program's thread-local variables lie in it. */
 static bool start_thread(void)
 {
-    sigset_t all, before;
     pthread_attr_t attributes;
     pthread_t thread;
     if (pthread_attr_init(&attributes) != 0)
         return false;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    bool masked = pthread_sigmask(SIG_SETMASK, &all, &before) == 0;
-    bool made = masked && pthread_create(&thread, &attributes, run, NULL) == 0;
-    if (masked)
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    bool made = pthread_create(&thread, &attributes, run, NULL) == 0;
     pthread_attr_destroy(&attributes);
     return made;
 }
 
-static void begin(bool is_in_cuinit)
+static void begin_unsignalled(bool is_in_cuinit)
 {
-    /* A program with more rights than its user (setuid) takes no orders from its user's environment. */
-    if (atomic_exchange(&started, true) || atomic_load(&forked) || getauxval(AT_SECURE))
-        return;
     options_read();
+    /* First: a child that is forked meanwhile must not hold the file. */
+    if (pthread_atfork(NULL, NULL, after_fork) != 0) {
+        say_once("forks cannot be seen");
+        return;
+    }
     if (!file_create()) { /* nobody would see what CUPTI costs the program */
         say_once("no file can be made in GPU_HPC_AGENT_DIRECTORY");
         return;
     }
     if (is_in_cuinit)
         kinds_prepare();
-    if (pthread_atfork(NULL, NULL, after_fork) != 0 || atexit(at_exit) != 0 || !start_thread())
+    if (atexit(at_exit) != 0 || !start_thread())
         say_once("its thread cannot be started");
+}
+
+/* No signal of the program's may land on our thread or CUPTI's, which inherit the mask, or interrupt the making of the
+ * file. */
+static void begin(bool is_in_cuinit)
+{
+    sigset_t all, before;
+    /* A program with more rights than its user (setuid) takes no orders from its user's environment. */
+    if (atomic_exchange(&started, true) || atomic_load(&forked) || getauxval(AT_SECURE))
+        return;
+    sigfillset(&all);
+    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
+        return;
+    begin_unsignalled(is_in_cuinit);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* Called by the driver. */

@@ -1,4 +1,4 @@
-/* The mapped file. Only the agent's thread writes it. */
+/* The mapped file. Once it is there only the agent's thread writes it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <linux/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -76,6 +77,9 @@ static bool lock(int fd)
 /* All blocks exist before the mapping is written: a full disk would otherwise be a SIGBUS later. */
 static struct agent_file *map_new(int fd)
 {
+    struct rlimit most;
+    if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < sizeof(struct agent_file))
+        return NULL; /* a SIGXFSZ would end the program */
     if (posix_fallocate(fd, 0, sizeof(struct agent_file)) != 0)
         return NULL;
     void *memory = mmap(NULL, sizeof(struct agent_file), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

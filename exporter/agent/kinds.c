@@ -63,9 +63,11 @@ enum agent_reason kinds_load(int *error)
 {
     if (!is_loaded)
         load();
-    *error = early_error ? early_error : record_calls(false);
+    *error = early_error;
     return why_not_loaded;
 }
+
+int kinds_calm(void) { return record_calls(false); }
 
 void kinds_prepare(void)
 {
@@ -110,6 +112,8 @@ int kinds_off(bool kernels, uint64_t *calls_to)
     note(&error, record_calls(false));
     return error;
 }
+
+void kinds_doubt_callbacks(void) { is_registered = false; }
 
 void kinds_were_touched(bool is_still_there)
 {

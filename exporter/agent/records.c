@@ -268,7 +268,7 @@ void records_take(uint8_t *buffer, size_t valid, bool keep)
         uint32_t kind = left >= sizeof kind ? u32_at(record, 0) : 0;
         size_t size = needed(kind);
         if (!keep)
-            sums.dropped += !comes_in_pauses(kind);
+            sums.dropped += size && windows_opening() && !comes_in_pauses(kind);
         else if (size > left)
             sums.invalid++;
         else if (size)

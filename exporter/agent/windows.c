@@ -1,6 +1,6 @@
 /* When to trace, and when to stop for good.
  *
- *   ATTACHING  no context yet: CUPTI is not touched
+ *   ATTACHING  no context yet: beyond what cuInit enabled CUPTI is not touched
  *   IDLE       between two windows
  *   OPEN       tracing
  *   DRAINING   tracing is over, the last records are on their way
@@ -245,10 +245,16 @@ static void attach(uint64_t now)
     /* Not all ranks of a job at the same moment. */
     next_begin = now + (continuous ? 0 : (uint64_t)((double)(period - window.length) * 0.25 * random_share()));
     phase = IDLE;
-    tell(AGENT_WAITING);
+    if (!is_free(now))
+        return;
+    error = kinds_calm();
+    if (error)
+        give_up(AGENT_REASON_CUPTI_ERROR, error);
+    else
+        tell(AGENT_WAITING);
 }
 
-/* CUPTI is touched once the process has a context: programs that only count devices are left alone. Contexts that are
+/* Windows begin once the process has a context: programs that only count devices have none. Contexts that are
  * not primary cannot be seen from outside; who has such tells us to begin after a while. */
 static uint64_t step_attaching(uint64_t now)
 {
@@ -294,7 +300,9 @@ static void note_interval_begin(void)
 /* Whether the buffers of a discarded window are back; their records would count for the next one. */
 static bool is_clean(uint64_t now)
 {
-    if (buffers_are_back(stale_epoch)) {
+    bool are_back = buffers_are_back(stale_epoch);
+    buffers_drain(false); /* and what came back since the step began, or the window would begin with it */
+    if (are_back) {
         stale_waits = 0;
         return true;
     }
@@ -437,6 +445,8 @@ static void publish_window(void)
     struct cost cost = cost_of(finished.traced_ns);
     discards = 0;
     learn_patience(monotonic_ns() - window.closed);
+    if (with_kernels && !sums.kept)
+        kinds_doubt_callbacks();
     bool is_bad = publish(&finished);
     phase = IDLE;
     if (is_bad)
@@ -736,10 +746,23 @@ static uint64_t step_stopped(uint64_t now)
     return now;
 }
 
+/* Of what is recorded in pauses too. Threads that have ended leave their buffers with CUPTI until it is asked for them. */
+static void empty_buffers(uint64_t now)
+{
+    static uint64_t next;
+    buffers_drain(false);
+    if (phase == HALTED || !buffers_pressed() || now < next)
+        return;
+    next = now + SECOND;
+    buffers_relieved();
+    (void)cupti_flush(false); /* should it fail, the next window will see it */
+    buffers_drain(false);
+}
+
 uint64_t windows_step(uint64_t now)
 {
-    if (phase != OPEN && phase != DRAINING) /* what is recorded in pauses too */
-        buffers_drain(false);
+    if (phase != OPEN && phase != DRAINING)
+        empty_buffers(now);
     switch (phase) {
     case ATTACHING: return step_attaching(now);
     case IDLE: return step_idle(now);

@@ -297,7 +297,8 @@ def small_directory(tmp_path: Path) -> Path:
 
 
 LIMITED = """
-import os, resource, sys
+import os, resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and what it starts would, too
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 os.execv(sys.argv[1], sys.argv[1:])
 """

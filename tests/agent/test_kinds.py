@@ -160,10 +160,95 @@ def test_functions_that_cannot_be_switched_off(start: Start, mode: str) -> None:
 
 def test_callbacks_are_registered_once(start: Start) -> None:
     """Each time is a risk to a program whose threads ask for buffers."""
-    agent = start(WINDOW_SECONDS="0.01", PERIOD_SECONDS="0.02")
-    agent.trace()
-    agent.published(5)
+    agent = start(WINDOW_SECONDS="0.2", PERIOD_SECONDS="0.4")
+    agent.begin()
+    agent.send("kernel a every_us=1000 count=2000")
+    now = agent.wait(lambda now: now.header.windows_published >= 3)
+    assert now.kernels()["a"].executions > 3
+    assert agent.hear() == "ok"
     assert agent.calls()["cuptiActivityRegisterCallbacks"] == 1
+
+
+def test_a_tool_that_came_and_went_in_a_pause(start: Start) -> None:
+    """Its callbacks are still there: a window is empty, and the next one registers ours."""
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="1")
+    agent.trace()
+    agent.published()
+    agent.do("profile", "kernel its count=9", "profiled", "unsubscribe")
+    agent.published()
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel a count=5")
+    now = agent.published()
+    assert now.kernels().keys() == {"a"}
+    assert now.kernels()["a"].executions == 5
+
+
+def test_a_profiler_that_began_before_there_was_a_context(start: Start) -> None:
+    """After cuInit had enabled ours: it gets the calls of all functions all the same."""
+    agent = start()
+    agent.do(f"load {agent.programs.cupti}", "init", "profile", "context 0")
+    agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
+    calls = agent.calls()
+    assert calls["@touched"] == calls["@off"] == 0
+
+
+def test_calls_before_the_first_window_are_not_dropped(start: Start) -> None:
+    """All functions' are recorded until there is a context; nobody lacks them."""
+    agent = start()
+    agent.do(f"load {agent.programs.cupti}", "records_per_buffer 1", "init")
+    agent.do("kernel a count=100 cbid=10 work=0", "context 0")
+    assert agent.published().header.records_dropped == 0
+
+
+def test_calls_of_a_tool_are_not_dropped(start: Start) -> None:
+    """A tool came in a window, so that our functions stayed on; its kinds are not ours to count."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
+    agent.trace("records_per_buffer 1")
+    agent.do("subscribe")
+    agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
+    agent.do("unsubscribe")
+    dropped = agent.published().header.records_dropped
+    agent.do("kernel a count=100")
+    assert agent.published(2).header.records_dropped == dropped
+
+
+@pytest.mark.parametrize("version", [27, 130001])
+def test_threads_of_a_pause_leave_no_buffers_with_cupti(start: Start, version: int) -> None:
+    """CUPTI keeps that of a thread that has ended until it is asked; more threads than buffers copy in one pause."""
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="6")
+    agent.trace(f"version {version}")
+    agent.published()
+    for _ in range(3):
+        agent.do("copy h2d memory=pinned threads=500")
+        fake_activity.until(lambda: agent.calls()["@buffers"] < 64)
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel a count=50")
+    now = agent.published()
+    assert now.kernels()["a"].executions == 50
+    assert now.header.records_dropped == 0
+
+
+def test_buffers_come_back_when_it_is_over(start: Start) -> None:
+    """Copies are recorded on, and CUPTI before 12.9 must not be without a buffer."""
+    agent = start()
+    agent.begin("version 27", "fault cuptiActivityDisable code=999")
+    agent.wait(lambda now: now.header.state == State.OFF)
+    for _ in range(3):
+        agent.do("copy h2d memory=pinned threads=500")
+        fake_activity.until(lambda: agent.calls()["@buffers"] < 64)
+
+
+def test_buffers_of_a_discarded_window_that_come_back_while_the_next_one_opens(start: Start) -> None:
+    """What they hold does not count for it."""
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="0.6", DRAIN_SECONDS="0.1")
+    agent.trace("records_per_buffer 1")
+    agent.do("stall 1", "kernel stale count=5")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    probes = agent.calls()["cuptiSubscribe"]
+    agent.do("slow cuptiSubscribe ms=1000")
+    fake_activity.until(lambda: agent.calls()["cuptiSubscribe"] > probes)
+    agent.do("stall 0", "set 8", "slow cuptiSubscribe ms=0")
+    assert not agent.published(2).kernels()
 
 
 def test_a_tool_that_keeps_the_subscription_may_replace_the_callbacks(start: Start) -> None:

@@ -241,6 +241,28 @@ def test_a_fork_while_the_file_is_made(start: Start) -> None:
         os.kill(child, signal.SIGKILL)
 
 
+def test_a_fork_while_kinds_are_enabled(start: Start) -> None:
+    """Inside cuInit, by another thread: the child must not hold the file."""
+    agent = start()
+    agent.do(f"load {agent.programs.cupti}", "slow cuptiActivityEnable ms=100")
+    child = int(agent.do("init fork=1").split()[0])
+    try:
+        path = agent.find()
+        agent.process.kill()
+        agent.process.wait()
+        fake_activity.until(lambda: not is_locked(path), 5)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_signals_while_the_file_is_made(start: Start) -> None:
+    """It is made on the program's thread."""
+    agent = start()
+    agent.begin("alarms")
+    agent.find(5)
+    assert agent.said() == ""
+
+
 def test_a_program_with_more_rights_than_its_user(start: Start) -> None:
     """Setuid: the environment is not to be trusted, and nothing at all is done."""
     agent = start()

@@ -3,8 +3,10 @@
 #include "fake_activity.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,6 +132,10 @@ int posix_fallocate(int fd, off_t offset, off_t size)
     int (*posix_fallocate_)(int, off_t, off_t);
     int code = call(__func__);
     real("posix_fallocate", &posix_fallocate_);
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    if (settings.has_alarms && !sigismember(&blocked, SIGALRM))
+        return EINTR;
     return code ? code : posix_fallocate_(fd, offset, size);
 }
 

@@ -24,6 +24,7 @@ typedef struct {
     bool keeps_empty;         /* flushes give back none without records */
     bool keeps_functions;     /* they stay on, whatever is said */
     bool secure;              /* the program has more rights than its user */
+    bool has_alarms;          /* whose signals interrupt what takes long */
     size_t records_per_buffer; /* 0: as many as fit */
 } Settings;
 extern Settings settings;

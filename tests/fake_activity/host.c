@@ -393,6 +393,30 @@ static void on_exit_begin(void)
     nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
 }
 
+static void *fork_beside(void *unused)
+{
+    (void)unused;
+    while (!kind_on(MEMCPY))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    do_fork((char *[]){"wait=1", NULL});
+    return NULL;
+}
+
+/* init [fork=1]: another thread forks when the first kind is enabled. */
+static void initialise(char **words)
+{
+    pthread_t beside;
+    bool forks = option(words, "fork");
+    if (forks)
+        pthread_create(&beside, NULL, fork_beside, NULL);
+    host_calls(true);
+    int result = cuInit(0);
+    host_calls(false);
+    if (forks)
+        pthread_join(beside, NULL);
+    printf(" %d", result);
+}
+
 static bool command(char **words)
 {
     const char *what = words[0], *argument = words[1] ? words[1] : "";
@@ -430,7 +454,9 @@ static bool command(char **words)
     else if (strcmp(what, "load") == 0)
         printf(" %s", dlopen(argument, RTLD_NOW) ? "loaded" : "failed");
     else if (strcmp(what, "init") == 0)
-        host_calls(true), printf(" %d", cuInit(0)), host_calls(false);
+        initialise(rest);
+    else if (strcmp(what, "alarms") == 0)
+        settings.has_alarms = true;
     else if (strcmp(what, "context") == 0)
         cuda_context(atoi(argument));
     else if (strcmp(what, "clock") == 0)
