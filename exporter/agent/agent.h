@@ -82,7 +82,8 @@ void buffers_drain(bool keep);
 uint32_t buffers_new_epoch(void);
 /* Whether CUPTI has all buffers of this epoch and earlier ones given back. */
 bool buffers_are_back(uint32_t epoch);
-/* Never waits again for the buffers of this epoch and earlier ones: another tool has them. Their records are lost. */
+/* Never waits again for the buffers of this epoch and earlier ones: another tool has them. Their records are lost, and
+ * large ones are replaced. */
 void buffers_forget(uint32_t epoch);
 uint32_t buffers_out(void);
 /* Since they were relieved last, CUPTI has taken of the last half of the large ones. */
@@ -209,6 +210,8 @@ void sums_forget(void);
 
 /* Inside cuInit, on the thread that called it: finds CUPTI, and enables what stays enabled for the program's life. */
 void kinds_prepare(void);
+/* The same time and place: disables it again, since there is no thread to empty buffers. */
+void kinds_withdraw(void);
 /* Finds CUPTI if that was not done. Answers AGENT_REASON_NONE or why not; *error: what CUPTI answered inside cuInit. */
 enum agent_reason kinds_load(int *error);
 int kinds_calm(void); /* once after cuInit: no calls until the first window */

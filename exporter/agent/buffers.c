@@ -1,12 +1,14 @@
 /* The memory that CUPTI fills with records.
  *
- * A fixed arena of large buffers; when CUPTI has them all (it gives each thread its own), small ones; when it has those
+ * Large buffers; when CUPTI has them all (it gives each thread its own), small ones; when it has those
  * too, none. CUPTI's callbacks run on the program's threads: they set bits, and our own thread does the rest.
  * Buffers that are not ours (another tool registered its callbacks, and ours were called with its buffers) are left
- * alone. After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
+ * alone. Not every tool does that: XLA's profiler frees what it gets, or takes it for one of its own, of 32 KiB. So each
+ * large one is from the heap, and what a tool may have got is replaced. After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -19,7 +21,8 @@ enum {
 };
 static_assert(LARGE % WORD == 0 && SMALL % WORD == 0, "bits fill their words");
 
-static uint8_t *arena; /* LARGE large ones, then SMALL small ones; touched when used */
+static _Atomic(uint8_t *) large[LARGE]; /* touched when used, as the small ones */
+static uint8_t *arena;                   /* the small ones */
 static _Alignas(8) uint8_t last_resort[SMALL_SIZE];
 static _Atomic uint64_t available[WORDS]; /* bit set: here */
 static _Atomic uint64_t returned[WORDS];  /* bit set: given back, and not yet emptied. Neither: CUPTI has it */
@@ -33,7 +36,13 @@ bool buffers_create(void)
 {
     if (arena)
         return true;
-    size_t size = (size_t)LARGE * LARGE_SIZE + (size_t)SMALL * SMALL_SIZE;
+    for (int i = 0; i < LARGE; i++) {
+        if (!atomic_load(&large[i]))
+            atomic_store(&large[i], malloc(LARGE_SIZE));
+        if (!atomic_load(&large[i]))
+            return false;
+    }
+    size_t size = (size_t)SMALL * SMALL_SIZE;
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
         return false;
@@ -48,20 +57,21 @@ void buffers_set_version(uint32_t version) { atomic_store(&may_refuse, version >
 static uint8_t *place_of(int index, size_t *size)
 {
     *size = index < LARGE ? LARGE_SIZE : SMALL_SIZE;
-    return index < LARGE ? arena + (size_t)index * LARGE_SIZE
-                         : arena + (size_t)LARGE * LARGE_SIZE + (size_t)(index - LARGE) * SMALL_SIZE;
+    return index < LARGE ? atomic_load(&large[index]) : arena + (size_t)(index - LARGE) * SMALL_SIZE;
 }
 
 static int index_of(const uint8_t *buffer)
 {
     uintptr_t start = (uintptr_t)arena, here = (uintptr_t)buffer;
-    size_t large = (size_t)LARGE * LARGE_SIZE, all = large + (size_t)SMALL * SMALL_SIZE;
-    if (!start || here < start || here - start >= all)
+    if (!start || !here)
+        return -1;
+    for (int i = 0; i < LARGE; i++)
+        if (atomic_load(&large[i]) == buffer)
+            return i;
+    if (here < start || here - start >= (size_t)SMALL * SMALL_SIZE)
         return -1;
     size_t offset = here - start;
-    if (offset < large)
-        return offset % LARGE_SIZE ? -1 : (int)(offset / LARGE_SIZE);
-    return (offset - large) % SMALL_SIZE ? -1 : LARGE + (int)((offset - large) / SMALL_SIZE);
+    return offset % SMALL_SIZE ? -1 : LARGE + (int)(offset / SMALL_SIZE);
 }
 
 /* Takes the first that is there, so that few of the arena's pages are ever touched. -1: none. */
@@ -153,7 +163,18 @@ bool buffers_are_back(uint32_t last)
     return true;
 }
 
-void buffers_forget(uint32_t last) { forgotten = last; }
+/* What CUPTI still has of them is the other tool's now, perhaps freed, or in use again. */
+void buffers_forget(uint32_t last)
+{
+    forgotten = last;
+    for (int index = 0; index < LARGE; index++) {
+        uint8_t *fresh = is_out(index) && atomic_load(&epochs[index]) <= last ? malloc(LARGE_SIZE) : NULL;
+        if (!fresh)
+            continue;
+        atomic_store(&large[index], fresh);
+        atomic_fetch_or(&available[index / WORD], UINT64_C(1) << (index % WORD));
+    }
+}
 
 uint32_t buffers_out(void)
 {

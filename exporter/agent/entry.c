@@ -130,8 +130,11 @@ static void begin_unsignalled(bool is_in_cuinit)
     }
     if (is_in_cuinit)
         kinds_prepare();
-    if (atexit(at_exit) != 0 || !start_thread())
+    if (atexit(at_exit) != 0 || !start_thread()) {
+        if (is_in_cuinit)
+            kinds_withdraw();
         say_once("its thread cannot be started");
+    }
 }
 
 /* No signal of the program's may land on our thread or CUPTI's, which inherit the mask, or interrupt the making of the

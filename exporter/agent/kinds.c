@@ -47,6 +47,15 @@ static int enable_calls(void)
     return error || !with_driver ? error : cupti_enable(KIND_DRIVER);
 }
 
+static int disable_calls(void)
+{
+    if (!cupti_can_record_calls())
+        return cupti_disable(KIND_SYNCHRONIZATION);
+    int error = with_driver ? cupti_disable(KIND_DRIVER) : CUPTI_OK;
+    note(&error, cupti_disable(KIND_RUNTIME));
+    return error;
+}
+
 /* Functions that are switched inside cuInit are all on after it, so that this is done when it is over, and again for each
  * window. */
 static int record_calls(bool on)
@@ -93,6 +102,14 @@ void kinds_prepare(void)
     exit_before_cupti();
 }
 
+void kinds_withdraw(void)
+{
+    for (int i = 0; with_copies && i < COPY_KINDS; i++)
+        (void)cupti_disable(COPIES[i]);
+    if (with_calls)
+        (void)disable_calls();
+}
+
 int kinds_on(bool kernels, uint64_t *calls_from)
 {
     int error = register_once();
@@ -123,8 +140,6 @@ void kinds_were_touched(bool is_still_there)
 
 void kinds_give_calls_up(void)
 {
-    if (with_driver)
-        (void)cupti_disable(KIND_DRIVER);
-    (void)cupti_disable(KIND_RUNTIME);
+    (void)disable_calls();
     with_calls = with_driver = false;
 }

@@ -271,6 +271,15 @@ def test_an_old_cupti_is_never_refused_a_buffer(start: Start, version: int) -> N
     assert_runs_on(agent)
 
 
+def test_no_thread_can_be_started(start: Start) -> None:
+    """A limit of processes: what was enabled inside cuInit is disabled there, since nobody would empty the buffers."""
+    agent = start()
+    agent.begin("fault pthread_create code=11")
+    assert agent.kinds() == set()
+    assert agent.said() == "gpu-hpc-agent: its thread cannot be started; this process runs on without\n"
+    assert_runs_on(agent)
+
+
 def resident_mib(pid: int) -> float:
     """RSS of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

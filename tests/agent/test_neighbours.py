@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import fake_activity
 from fake_activity.agent import Start
-from fake_activity.agent_file import Reason, State
+from fake_activity.agent_file import Reason, State, read
 
 PAUSED = (State.PAUSED, Reason.PROFILER)
 
@@ -77,6 +78,24 @@ def test_it_resumes_when_configured(start: Start, *, keeps_slot: bool) -> None:
     now = agent.wait(lambda now: "ours" in now.kernels())
     assert now.kernels().keys() == {"ours"}
     assert now.kernels()["ours"].executions == 33
+
+
+@pytest.mark.parametrize("rounds", [1, 30])
+def test_a_profiler_that_frees_what_it_gets(start: Start, rounds: int) -> None:
+    """XLA's does so with the buffers that CUPTI had of ours, in a window and in a pause; we have others afterwards."""
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.001", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent.trace()
+    for _ in range(rounds):
+        agent.do("copy h2d threads=5", "kernel ours count=10 threads=5", "profile frees=1", "kernel its count=9")
+        agent.wait(lambda now: now.state == PAUSED)
+        assert int(agent.do("profiled")) >= 9
+        agent.do("unsubscribe")
+        agent.wait(lambda now: now.header.state in (State.WAITING, State.TRACING))
+        published = agent.published().header.windows_published
+    fake_activity.until(lambda: agent.do("kernel late count=5") == "" and "late" in read(agent.path).kernels())
+    assert read(agent.path).header.windows_published > published
+    assert agent.end(3) == 3
+    assert agent.said() == ""
 
 
 def test_buffers_that_come_back_after_all(start: Start) -> None:

@@ -112,7 +112,7 @@ def test_no_report_with_a_profiler(start: Start, sanitized: fake_activity.Progra
     """It takes our callbacks and buffers away."""
     agent = start(programs=sanitized, RESUME_AFTER_PROFILER_MINUTES="0.02")
     agent.trace()
-    agent.do("kernel a count=100 threads=4", "profile", "kernel b count=100 threads=4")
+    agent.do("kernel a count=100 threads=4", "copy h2d threads=4", "profile frees=1", "kernel b count=100 threads=4")
     agent.wait(lambda now: now.header.state == State.PAUSED)
     agent.do("profiled")
     agent.wait(lambda now: now.header.state == State.TRACING, seconds=30)

@@ -139,6 +139,14 @@ int posix_fallocate(int fd, off_t offset, off_t size)
     return code ? code : posix_fallocate_(fd, offset, size);
 }
 
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
+{
+    int (*pthread_create_)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    int code = call(__func__);
+    real("pthread_create", &pthread_create_);
+    return code ? code : pthread_create_(thread, attributes, run, argument);
+}
+
 void begin_exit(void) { atomic_store(&exiting, true); }
 
 /* ---- Kinds ---- */
@@ -412,6 +420,7 @@ void tool_subscribe(bool yes)
 }
 
 static long tool_kernels;
+static bool tool_frees; /* whatever it gets, as XLA's profiler does */
 
 static void tool_requested(uint8_t **buffer, size_t *size, size_t *most)
 {
@@ -428,11 +437,14 @@ static void tool_completed(void *context, uint32_t stream, uint8_t *buffer, size
         memcpy(&kind, record, sizeof kind);
         tool_kernels += kind == KERNEL;
     }
-    /* Not freed: it may be the agent's. kineto too only knows its own. */
+    if (tool_frees)
+        free(buffer);
+    /* Else it may be the agent's: kineto only knows its own. */
 }
 
-void tool_take_over(void)
+void tool_take_over(bool frees)
 {
+    tool_frees = frees;
     tool_subscribe(true);
     engine_register(tool_requested, tool_completed);
     engine_enable(KERNEL, true);

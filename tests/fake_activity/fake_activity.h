@@ -55,7 +55,7 @@ void abandon_buffers(void); /* a fork's child: CUPTI is dead there, but its call
 /* The other tool. */
 void tool_subscribe(bool yes);
 bool tool_is_subscribed(void);
-void tool_take_over(void);          /* its callbacks and kinds, as torch.profiler does */
+void tool_take_over(bool frees);    /* its callbacks and kinds, as torch.profiler does; frees: also our buffers */
 long tool_let_go(void);             /* disables them; answers how many kernels it got */
 void tool_return_foreign(void);     /* calls the agent's callback with a buffer that the agent never gave */
 

@@ -476,7 +476,7 @@ static bool command(char **words)
     else if (strcmp(what, "unsubscribe") == 0)
         tool_subscribe(false);
     else if (strcmp(what, "profile") == 0)
-        tool_take_over();
+        tool_take_over(number(rest, "frees", 0));
     else if (strcmp(what, "profiled") == 0)
         printf(" %ld", tool_let_go());
     else if (strcmp(what, "foreign") == 0)
