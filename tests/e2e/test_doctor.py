@@ -25,6 +25,7 @@ from agent_files import AgentWriter
 from doctor_machine import CUPTI, DoctorMachine
 from exporter_process import run_exporter
 from fake_kubelet import Container, FakeKubelet, Pod
+from gpu_hpc_exporter.sources.kernels import layout
 from proc_tree import ProcTree
 from web_files import PASSWORD, WITH_CLIENTS, WITH_TLS, basic, make_site, with_users
 
@@ -541,14 +542,18 @@ def test_own_pid_namespace(machine: DoctorMachine) -> None:
 
 def test_agents(machine: DoctorMachine) -> None:
     """K09: how many trace, why others do not, and what to do about those that cannot."""
-    tracing, paused = AgentWriter(machine.agents), AgentWriter(machine.agents, pid=102)
-    tracing.state = "tracing"
+    tracing, paused, late = (AgentWriter(machine.agents, pid=pid) for pid in (101, 102, 103))
+    tracing.state = late.state = "tracing"
     paused.state, paused.reason = "off", "no_cupti"
-    for agent in (tracing, paused):
+    paused.flags = late.flags = layout.FLAG_NO_COPIES | layout.FLAG_NO_WAITS
+    for agent in (tracing, paused, late):
         agent.beat(time.time_ns() + 60_000_000_000)
     (machine.agents / "1-1-a.shm").write_text("no file of an agent's")
     examined = machine.examine()
-    assert examined.lines("agents")[0][:2] == ("ok", "1 off (no_cupti), 1 tracing")
+    assert examined.lines("agents")[0][:2] == (
+        "ok",
+        "1 off (no_cupti), 1 tracing, 1 tracing (records no copies, launches, waits)",
+    )
     status, finding, remedy = examined.lines("agents")[1]
     assert (status, finding) == ("degraded", "an agent does not trace: no_cupti")
     assert "nvidia-cuda-cupti" in remedy

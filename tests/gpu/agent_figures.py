@@ -7,7 +7,7 @@
     python tests/gpu/agent_figures.py idle      # time per launch, loaded but off, and without the agent (needs nvcc)
     python tests/gpu/agent_figures.py cost      # rates of four workloads inside and outside the agent's windows
     python tests/gpu/agent_figures.py periods   # the same over whole periods, at the default duty
-    python tests/gpu/agent_figures.py lasting   # rates before the agent comes, and after its last window
+    python tests/gpu/agent_figures.py lasting   # rates before an agent comes late (kernels alone), and after it
     python tests/gpu/agent_figures.py graphs    # graphs before, in and between windows; 30 M nodes (needs nvcc)
     python tests/gpu/agent_figures.py replays   # rates of graphs before and after windows (needs nvcc)
     python tests/gpu/agent_figures.py ends      # exits and kills while tracing (needs nvcc)

@@ -132,7 +132,10 @@ def _count(file: AgentFile, counted: Counter[str], problems: dict[str, str]) -> 
     is_beating = file.is_beating(time.time_ns())
     state = file.status.state if is_beating else "silent"
     reason = file.status.reason if is_beating else "no_heartbeat"
-    counted[f"{state} ({reason})" if reason and is_beating else state] += 1
+    remark = reason if is_beating else ""
+    if is_beating and not reason and state in {"tracing", "waiting"} and file.status.unrecorded:
+        remark = f"records no {', '.join(sorted(file.status.unrecorded))}"
+    counted[f"{state} ({remark})" if remark else state] += 1
     if state != "tracing" and reason in remedies.AGENT_REASONS:
         problems[reason] = remedies.AGENT_REASONS[reason]
 
