@@ -392,3 +392,14 @@ def test_a_foreign_buffer_is_left_alone(continuous: Agent) -> None:
     continuous.do("foreign", "kernel a")
     now = wait_executions(continuous, 1)
     assert now.header.records_kept == 2
+
+
+def test_a_program_that_copies_all_the_time(start: Start) -> None:
+    """One is always in flight, so that its thread's buffer is never complete: it is forced out, and nothing is missing."""
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1", DRAIN_SECONDS="0.3")
+    agent.trace()
+    agent.send("copy h2d memory=pinned bytes=8 ns=50000000 every_us=10000 count=400")
+    now = agent.wait(lambda now: now.header.windows_published >= 3)
+    assert 0.5 * 300 * 0.5 < now.copies(H2D, PINNED).count <= 300  # 100 a second are wanted, of a busy machine fewer
+    assert now.header.windows_discarded == now.header.records_invalid == now.header.records_dropped == 0
+    assert agent.hear() == "ok"
