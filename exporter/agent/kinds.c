@@ -78,6 +78,14 @@ enum agent_reason kinds_load(int *error)
 
 int kinds_calm(void) { return record_calls(false); }
 
+void kinds_withdraw(void)
+{
+    for (int i = 0; with_copies && i < COPY_KINDS; i++)
+        (void)cupti_disable(COPIES[i]);
+    if (with_calls)
+        (void)disable_calls();
+}
+
 void kinds_prepare(void)
 {
     bool is_wanted = options.mode != AGENT_MODE_OFF && (options.calls || options.copies);
@@ -99,15 +107,9 @@ void kinds_prepare(void)
         early_error = cupti_enable(COPIES[i]);
     if (with_calls && !early_error)
         early_error = enable_calls();
+    if (early_error) /* nothing will be traced */
+        kinds_withdraw();
     exit_before_cupti();
-}
-
-void kinds_withdraw(void)
-{
-    for (int i = 0; with_copies && i < COPY_KINDS; i++)
-        (void)cupti_disable(COPIES[i]);
-    if (with_calls)
-        (void)disable_calls();
 }
 
 int kinds_on(bool kernels, uint64_t *calls_from)

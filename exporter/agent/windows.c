@@ -307,11 +307,15 @@ static bool is_clean(uint64_t now)
         return true;
     }
     int error = cupti_flush(false);
+    next_begin = now + period;
     if (error)
         give_up(AGENT_REASON_CUPTI_ERROR, error);
-    else if (++stale_waits > STALE_WAITS)
+    else if (++stale_waits <= STALE_WAITS)
+        return false;
+    else if (options.resume_ns != NEVER && !ignore_others) /* a profiler that came and went in a pause has them */
+        halt(now);
+    else
         give_up(AGENT_REASON_WINDOWS_DISCARDED, 0);
-    next_begin = now + period;
     return false;
 }
 
@@ -420,7 +424,7 @@ static bool publish(const struct finished *finished)
     has_graphs = knows_graphs();
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
-    if (sums.unwanted_calls > MANY_UNWANTED) {
+    if (sums.unwanted_calls > MANY_UNWANTED && cupti_probe() == CUPTI_OK) { /* else they may be another tool's */
         kinds_give_calls_up();
         note_versions();
     }
@@ -672,9 +676,11 @@ static uint64_t step_continuous(uint64_t now)
         return now;
     bool complete = buffers_are_back(mark.epoch);
     buffers_drain(true);
+    /* A call of a function that was switched off after cuInit, meanwhile, makes the first one incomplete. */
+    uint64_t longest = mark.last_time ? options.drain_ns : patience;
     if (complete)
         publish_mark(true, now);
-    else if (now >= mark.at + options.drain_ns)
+    else if (now >= mark.at + longest)
         force_mark(now);
     else
         return mark.next_flush;

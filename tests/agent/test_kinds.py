@@ -80,6 +80,16 @@ def test_without_a_file_nothing_is_enabled(start: Start) -> None:
     assert agent.kinds() == set()
 
 
+def test_a_kind_that_cannot_be_enabled(start: Start) -> None:
+    """Those before it would be recorded for the program's life, for nobody."""
+    agent = start()
+    agent.begin("fault cuptiActivityEnable code=35 after=1")
+    now = agent.wait(lambda now: now.header.state == State.OFF)
+    assert (now.header.reason, now.header.error_code) == (Reason.CUPTI_ERROR, 35)
+    assert now.header.error_call == b"cuptiActivityEnable"
+    assert agent.kinds() == set()
+
+
 def test_copies_of_pauses_count_nowhere(start: Start) -> None:
     """They are recorded all the time; those of windows count, each once, and the buffers of the others are emptied."""
     agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1.5")
@@ -158,6 +168,29 @@ def test_functions_that_cannot_be_switched_off(start: Start, mode: str) -> None:
     assert now.kernels()["c"].latency_count == 0
 
 
+def test_calls_are_not_given_up_while_a_tool_is_at_work(start: Start) -> None:
+    """It came while the window's records were awaited: the kind is its own now, and the program lives."""
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
+    agent.trace("keep_functions")
+    agent.do("stall 1", "kernel a count=2000 cbid=10")
+    agent.wait(lambda now: now.header.state == State.WAITING)
+    agent.do("subscribe", "stall 0")
+    agent.published()
+    assert agent.calls()["@touched"] == 0
+    assert agent.kinds() == FOR_LIFE
+
+
+def test_a_call_that_went_on_while_functions_were_switched_off(start: Start) -> None:
+    """The one that made the context, most likely. What its thread records after it does not wait as long as may be."""
+    agent = start(MODE="continuous", DRAIN_SECONDS="60")
+    agent.do(f"load {agent.programs.cupti}", "init", "unfinished call", "context 0")
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel a count=5")
+    now = agent.wait(lambda now: "a" in now.kernels(), 20)
+    assert now.kernels()["a"].latency_count == 5
+    assert now.header.records_dropped == now.header.windows_discarded == 0
+
+
 def test_callbacks_are_registered_once(start: Start) -> None:
     """Each time is a risk to a program whose threads ask for buffers."""
     agent = start(WINDOW_SECONDS="0.2", PERIOD_SECONDS="0.4")
@@ -181,6 +214,20 @@ def test_a_tool_that_came_and_went_in_a_pause(start: Start) -> None:
     now = agent.published()
     assert now.kernels().keys() == {"a"}
     assert now.kernels()["a"].executions == 5
+
+
+def test_a_tool_that_came_and_went_in_a_pause_with_our_buffers(start: Start) -> None:
+    """That of the copies went with it, and never comes back: as if the tool had been seen."""
+    agent = start(
+        RESUME_AFTER_PROFILER_MINUTES="0.001", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="0.1"
+    )
+    agent.trace()
+    agent.published()
+    agent.do("copy h2d memory=pinned", "profile frees=1", "kernel its count=9", "profiled", "unsubscribe")
+    fake_activity.until(lambda: agent.do("kernel a count=5") == "" and "a" in agent.wait(lambda _: True).kernels())
+    now = agent.published()
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
+    assert "its" not in now.kernels()
 
 
 def test_a_profiler_that_began_before_there_was_a_context(start: Start) -> None:
