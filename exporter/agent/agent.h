@@ -177,7 +177,8 @@ struct sums {
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
     uint64_t graphs; /* calls that launch one */
-    uint64_t unwanted_calls; /* of functions that were switched off */
+    uint64_t calls, unwanted_calls; /* of functions that are recorded, and of those that were switched off */
+    uint64_t plain_kernels; /* outside of graphs */
     /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
     uint64_t loose_graphs, loose_api_ns;
 };
@@ -203,8 +204,6 @@ struct finished {
 void sums_publish(const struct finished *window);
 /* Throws the window away; its kept records become dropped ones. */
 void sums_discard(void);
-/* The same, and nothing is told of it. */
-void sums_forget(void);
 
 /* ---- kinds ---- */
 
@@ -227,6 +226,7 @@ void kinds_doubt_callbacks(void);
 /* For a CUPTI whose functions stay on whatever is said: all calls of a program for all of its life would cost it more than
  * the one time that their kinds are disabled is a risk. */
 void kinds_give_calls_up(void);
+void kinds_lost_calls(void); /* none come: a tool that came and went has disabled them, or the driver's functions launch */
 bool kinds_have_calls(void);  /* are recorded: launches, and waits where single functions can be recorded */
 bool kinds_have_copies(void);
 

@@ -140,8 +140,10 @@ void kinds_were_touched(bool is_still_there)
     may_be_replaced = is_still_there;
 }
 
+void kinds_lost_calls(void) { with_calls = with_driver = false; }
+
 void kinds_give_calls_up(void)
 {
     (void)disable_calls();
-    with_calls = with_driver = false;
+    kinds_lost_calls();
 }

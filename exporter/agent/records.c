@@ -67,6 +67,7 @@ static void take_kernel(const uint8_t *record)
     bool in_graph = u64_at(record, KERNEL_GRAPH_NODE) != 0;
     const char *name = (const char *)(uintptr_t)u64_at(record, KERNEL_NAME);
     count_work(in_graph);
+    sums.plain_kernels += !in_graph;
     if (!is_work(start, end, device)) {
         if (correlation && !in_graph) /* its launch lacks nothing */
             pairs_timeless_kernel(correlation, device < AGENT_DEVICES ? device : sums_main_device());
@@ -197,6 +198,7 @@ static void take_call(const uint8_t *record, int kind)
         sums.unwanted_calls++;
         return;
     }
+    sums.calls++;
     if (!end) /* it went on while its function was switched off: its end is never noted */
         return;
     if (!is_valid(begin, end))

@@ -323,11 +323,6 @@ void sums_discard(void)
         add_counts(&file->header);
         file_end();
     }
-    sums_forget();
-}
-
-void sums_forget(void)
-{
     forget_waits();
     pairs_forget();
     settle_kernels(NULL, 0);

@@ -26,6 +26,7 @@ enum {
     STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
     TICKS_OVER_BUDGET = 5,  /* continuous mode */
     MANY_UNWANTED = 1000,   /* calls in a window */
+    MANY_KERNELS = 100,     /* which cannot all be without a call */
     OLD_NODE_LIMIT = 20000000, /* before 13.0.1 times became invalid after 25 M */
 };
 
@@ -413,6 +414,21 @@ static bool are_times_bad(void)
     return sums.invalid * 100 > all || (sums.invalid && sums.nodes && cupti_version() < CUPTI_13_0_1);
 }
 
+/* What is told to be recorded is. */
+static void judge_calls(bool complete)
+{
+    bool are_missing = complete && sums.plain_kernels >= MANY_KERNELS && !sums.calls && !sums.dropped;
+    if (!kinds_have_calls() || !cupti_can_record_calls())
+        return;
+    if (sums.unwanted_calls > MANY_UNWANTED && cupti_probe() == CUPTI_OK) /* else they may be another tool's */
+        kinds_give_calls_up();
+    else if (are_missing)
+        kinds_lost_calls();
+    else
+        return;
+    note_versions();
+}
+
 /* Once all records of the window, or up to the mark, are here. Answers whether their times were bad. */
 static bool publish(const struct finished *finished)
 {
@@ -424,10 +440,7 @@ static bool publish(const struct finished *finished)
     has_graphs = knows_graphs();
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
-    if (sums.unwanted_calls > MANY_UNWANTED && cupti_probe() == CUPTI_OK) { /* else they may be another tool's */
-        kinds_give_calls_up();
-        note_versions();
-    }
+    judge_calls(finished->has_union);
     sums_publish(finished);
     return bad;
 }

@@ -191,6 +191,27 @@ def test_a_call_that_went_on_while_functions_were_switched_off(start: Start) -> 
     assert now.header.records_dropped == now.header.windows_discarded == 0
 
 
+@pytest.mark.parametrize("mode", ["duty", "continuous"])
+def test_calls_that_do_not_come_are_told_to_be_unknown(start: Start, mode: str) -> None:
+    """The driver's functions launch all, or a tool that came and went has disabled the calls: absent, not zero."""
+    agent = start(MODE=mode, WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
+    agent.trace()
+    agent.do(
+        "kernel few driver=1 count=50", "kernel a count=1", "kernel b driver=1 count=200", "copy h2d memory=pinned"
+    )
+    assert agent.published(2).header.flags & (LAUNCHES | NO_WAITS) == LAUNCHES  # there were calls
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel c driver=1 count=200")
+    now = agent.wait(lambda now: now.header.flags & NO_WAITS != 0)
+    assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_WAITS
+    assert now.kernels()["c"].executions == 200
+    agent.published()
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("copy h2d memory=pinned", "kernel d count=5")
+    now = agent.wait(lambda now: "d" in now.kernels() and now.copies(H2D, PINNED).count == 2)
+    assert now.kernels()["d"].latency_count == 0
+
+
 def test_callbacks_are_registered_once(start: Start) -> None:
     """Each time is a risk to a program whose threads ask for buffers."""
     agent = start(WINDOW_SECONDS="0.2", PERIOD_SECONDS="0.4")

@@ -395,7 +395,7 @@ def test_a_foreign_buffer_is_left_alone(continuous: Agent) -> None:
 
 
 def test_a_program_that_copies_all_the_time(start: Start) -> None:
-    """One is always in flight, so that its thread's buffer is never complete: it is forced out, and nothing is missing."""
+    """One is always in flight, so that its thread's buffer is never complete: forced out, it lacks nothing."""
     agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1", DRAIN_SECONDS="0.3")
     agent.trace()
     agent.send("copy h2d memory=pinned bytes=8 ns=50000000 every_us=10000 count=400")
