@@ -209,7 +209,7 @@ void sums_discard(void);
 
 /* Inside cuInit, on the thread that called it: finds CUPTI, and enables what stays enabled for the program's life. */
 void kinds_prepare(void);
-/* The same time and place: disables it again, since there is no thread to empty buffers. */
+/* The same time and place: disables it again, since nothing will be traced, or there is no thread to empty buffers. */
 void kinds_withdraw(void);
 /* Finds CUPTI if that was not done. Answers AGENT_REASON_NONE or why not; *error: what CUPTI answered inside cuInit. */
 enum agent_reason kinds_load(int *error);
@@ -227,7 +227,8 @@ void kinds_doubt_callbacks(void);
  * the one time that their kinds are disabled is a risk. */
 void kinds_give_calls_up(void);
 void kinds_lost_calls(void); /* none come: a tool that came and went has disabled them, or the driver's functions launch */
-bool kinds_have_calls(void);  /* are recorded: launches, and waits where single functions can be recorded */
+bool kinds_have_calls(void);    /* are recorded: waits, and launches where single functions can be */
+bool kinds_have_launches(void);
 bool kinds_have_copies(void);
 
 /* ---- windows ---- */

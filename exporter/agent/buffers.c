@@ -1,10 +1,11 @@
 /* The memory that CUPTI fills with records.
  *
- * Large buffers; when CUPTI has them all (it gives each thread its own), small ones; when it has those
- * too, none. CUPTI's callbacks run on the program's threads: they set bits, and our own thread does the rest.
+ * Large buffers; when CUPTI has them all (it gives each thread its own), small ones; when it has those too, none. CUPTI's
+ * callbacks run on the program's threads: they set bits, and our own thread does the rest.
  * Buffers that are not ours (another tool registered its callbacks, and ours were called with its buffers) are left
  * alone. Not every tool does that: XLA's profiler frees what it gets, or takes it for one of its own, of 32 KiB. So each
- * large one is from the heap, and what a tool may have got is replaced. After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
+ * large one is from the heap, and what a tool may have got is replaced.
+ * After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>
@@ -74,7 +75,7 @@ static int index_of(const uint8_t *buffer)
     return offset % SMALL_SIZE ? -1 : LARGE + (int)(offset / SMALL_SIZE);
 }
 
-/* Takes the first that is there, so that few of the arena's pages are ever touched. -1: none. */
+/* Takes the first that is there, so that few of their pages are ever touched. -1: none. */
 static int take(void)
 {
     for (int word = 0; word < WORDS; word++) {

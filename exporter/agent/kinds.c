@@ -17,6 +17,7 @@ static enum agent_reason why_not_loaded;
 static int early_error;
 
 bool kinds_have_calls(void) { return with_calls; }
+bool kinds_have_launches(void) { return with_calls && cupti_can_record_calls(); }
 bool kinds_have_copies(void) { return with_copies; }
 
 static void load(void)
@@ -60,7 +61,7 @@ static int disable_calls(void)
  * window. */
 static int record_calls(bool on)
 {
-    if (!with_calls || !cupti_can_record_calls())
+    if (!kinds_have_launches())
         return CUPTI_OK;
     int error = cupti_record_calls(KIND_RUNTIME, on);
     if (with_driver)

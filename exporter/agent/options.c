@@ -58,7 +58,9 @@ static void read_records(void)
     enum { WORDS = sizeof given / sizeof *given };
     const char *rest = getenv("GPU_HPC_AGENT_RECORDS");
     options.calls = options.copies = true;
-    while (rest && *rest) {
+    if (!rest || !*rest)
+        return;
+    while (*rest) {
         size_t size = strcspn(rest, ","), i = 0;
         while (i < WORDS && (strlen(words[i]) != size || strncmp(rest, words[i], size) != 0))
             i++;
@@ -66,12 +68,10 @@ static void read_records(void)
             return;
         given[i] = true;
         rest += size + (rest[size] == ',');
-        if (!*rest) {
-            options.driver_calls = given[3];
-            options.calls = given[1] || given[3];
-            options.copies = given[2];
-        }
     }
+    options.driver_calls = given[3];
+    options.calls = given[1] || given[3];
+    options.copies = given[2];
 }
 
 static enum agent_mode read_mode(void)

@@ -57,8 +57,6 @@ static void count_work(bool in_graph)
     sums.work += !in_graph;
 }
 
-static bool with_launches(void) { return kinds_have_calls() && cupti_can_record_calls(); }
-
 static void take_kernel(const uint8_t *record)
 {
     uint64_t start = u64_at(record, KERNEL_START), end = u64_at(record, KERNEL_END);
@@ -79,12 +77,12 @@ static void take_kernel(const uint8_t *record)
     memcpy(shape.block, record + KERNEL_BLOCK, sizeof shape.block);
     uint32_t slot = kernels_slot(device, name, &shape);
     sums_kernel(slot, device, end - start, in_graph);
-    if (!with_launches())
+    if (!kinds_have_launches())
         sums_waiter(context, device);
     unions_stream(device, context, u32_at(record, KERNEL_STREAM), start, end);
     enum activity activity = kernels_is_communication(name) ? ACTIVITY_COMMUNICATION : ACTIVITY_COMPUTE;
     uint32_t interval = unions_add(device, activity, start, end);
-    if (!correlation || !with_launches())
+    if (!correlation || !kinds_have_launches())
         return;
     if (!in_graph)
         pairs_kernel(correlation, device, slot, start, interval);
@@ -143,7 +141,7 @@ static void take_copy(const uint8_t *record, size_t correlation_at, size_t node_
         return;
     add_copy(device, place, u64_at(record, MEMCPY_BYTES), end - start);
     uint32_t interval = unions_add(device, ACTIVITY_COPY, start, end);
-    if (!correlation || !with_launches())
+    if (!correlation || !kinds_have_launches())
         return;
     if (!in_graph)
         pairs_copy(correlation, device, place, interval);

@@ -216,7 +216,7 @@ static void note_versions(void)
     file->header.cupti_version = cupti_version();
     file->header.driver_version = cuda_driver_version();
     uint32_t flags = file->header.flags & AGENT_FLAG_NAMES_FULL;
-    flags |= kinds_have_calls() && cupti_can_record_calls() ? AGENT_FLAG_LAUNCHES : 0u;
+    flags |= kinds_have_launches() ? AGENT_FLAG_LAUNCHES : 0u;
     flags |= kinds_have_calls() ? 0u : AGENT_FLAG_NO_WAITS;
     flags |= kinds_have_copies() ? 0u : AGENT_FLAG_NO_COPIES;
     flags |= with_nodes ? AGENT_FLAG_GRAPH_NODES : 0u;
@@ -418,7 +418,7 @@ static bool are_times_bad(void)
 static void judge_calls(bool complete)
 {
     bool are_missing = complete && sums.plain_kernels >= MANY_KERNELS && !sums.calls && !sums.dropped;
-    if (!kinds_have_calls() || !cupti_can_record_calls())
+    if (!kinds_have_launches())
         return;
     if (sums.unwanted_calls > MANY_UNWANTED && cupti_probe() == CUPTI_OK) /* else they may be another tool's */
         kinds_give_calls_up();

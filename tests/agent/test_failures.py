@@ -139,7 +139,7 @@ FATAL = [
     *((name, 0) for name in NEEDED if name != "cuptiActivityGetNextRecord"),
     *(("cuptiActivityEnableRuntimeApi", after) for after in (0, 100, 600)),
     *(("cuptiActivityEnable", after) for after in (3, 4)),
-    *((name, 3) for name in ("cuptiSubscribe", "cuptiUnsubscribe")),
+    *((name, 3) for name in ("cuptiActivityDisable", "cuptiSubscribe", "cuptiUnsubscribe")),
 ]
 """With how many calls that succeed: in cuInit, and in windows."""
 
@@ -150,7 +150,12 @@ def test_a_failing_call_ends_it(start: Start, name: str, after: int, mode: str) 
     """From the first or a later call on; kernels are disabled again."""
     agent = start(MODE=mode)
     agent.begin(f"fault {name} code=999 after={after}")
-    if mode == "continuous" and name == "cuptiActivityDisable":
+    if mode == "continuous" and name == "cuptiActivityDisable":  # which each stop calls once
+        for _ in range(after):
+            agent.wait(lambda now: now.header.state == State.TRACING)
+            agent.do("entry gpu_hpc_agent_stop")
+            agent.wait(lambda now: now.header.state == State.PAUSED)
+            agent.do("entry gpu_hpc_agent_start")
         agent.wait(lambda now: now.header.state == State.TRACING)
         agent.do("entry gpu_hpc_agent_stop")
     now = agent.wait(lambda now: now.header.state == State.OFF)
