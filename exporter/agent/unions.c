@@ -214,7 +214,7 @@ struct united unions_of(uint32_t device, uint64_t from, uint64_t closed)
     if (busy.reach < u.end) {
         const struct interval *next = first_from(device, u.end);
         /* Without any later work nothing was launched, if launches are recorded at all. */
-        bool is_known = next ? next->launched != NEVER : cupti_can_record_calls();
+        bool is_known = next ? next->launched != NEVER : kinds_have_launches();
         add_idle(&u, busy.reach, u.end, next ? next->ahead : NEVER, is_known, closed);
     }
     u.busy = busy.sum;

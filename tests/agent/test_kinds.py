@@ -57,6 +57,9 @@ def test_what_is_recorded(start: Start, records: str, kinds: set[int], flags: in
     assert now.copies(H2D, PINNED).count == now.device().sets == (0 if flags & NO_COPIES else 1)
     assert now.device().sync_calls[4] == (0 if flags & NO_WAITS else 1)
     assert now.header.windows_discarded == now.header.records_unmatched == 0
+    device = now.device()  # nothing ran after these, and where launches are unknown so is why
+    assert device.idle_host_ns + device.idle_queue_ns + device.idle_other_ns > 0
+    assert (device.idle_host_ns + device.idle_queue_ns > 0) == bool(flags & LAUNCHES)
 
 
 def test_an_agent_that_came_after_cuinit_records_kernels_alone(start: Start) -> None:
