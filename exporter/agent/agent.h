@@ -177,7 +177,7 @@ struct sums {
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
     uint64_t graphs; /* calls that launch one */
-    uint64_t calls, unwanted_calls; /* of functions that are recorded, and of those that were switched off */
+    uint64_t calls;  /* of functions that are recorded */
     uint64_t plain_kernels; /* outside of graphs */
     /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
     uint64_t loose_graphs, loose_api_ns;
@@ -186,8 +186,8 @@ extern struct sums sums;
 void sums_kernel(uint32_t slot, uint32_t device, uint64_t ns, bool in_graph);
 void sums_latency(uint32_t slot, uint32_t device, uint64_t ns);
 void sums_api(uint32_t device, uint64_t ns, uint64_t calls);
-/* waiter: the thread that waits, or the context where calls are not recorded. */
-void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns);
+/* waiter: the thread that waits, or the context where calls are not recorded. begins: in this window. */
+void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns, bool begins);
 void sums_waiter(uint32_t waiter, uint32_t device);
 uint32_t sums_bucket(uint64_t ns);
 /* The device that work of unknown device is counted for: that with the most kernels, else the first used one. */
@@ -213,19 +213,14 @@ void kinds_prepare(void);
 void kinds_withdraw(void);
 /* Finds CUPTI if that was not done. Answers AGENT_REASON_NONE or why not; *error: what CUPTI answered inside cuInit. */
 enum agent_reason kinds_load(int *error);
-int kinds_calm(void); /* once after cuInit: no calls until the first window */
-/* A window's records begin, and end; the first error, after all were tried. calls_from, calls_to: the records' clock,
- * around all launches that may be recorded. */
-int kinds_on(bool kernels, uint64_t *calls_from);
-int kinds_off(bool kernels, uint64_t *calls_to);
+/* A window's records begin, and end. */
+int kinds_on(bool kernels);
+int kinds_off(bool kernels);
 /* Another tool has had its hand on the kinds: what was enabled inside cuInit may not be any more, and is not asked for
  * again. is_still_there: it may replace our callbacks at any time. */
 void kinds_were_touched(bool is_still_there);
 /* A window was empty: a tool that came and went in a pause may have left its callbacks. The next one registers ours. */
 void kinds_doubt_callbacks(void);
-/* For a CUPTI whose functions stay on whatever is said: all calls of a program for all of its life would cost it more than
- * the one time that their kinds are disabled is a risk. */
-void kinds_give_calls_up(void);
 void kinds_lost_calls(void); /* none come: a tool that came and went has disabled them, or the driver's functions launch */
 bool kinds_have_calls(void);    /* are recorded: waits, and launches where single functions can be */
 bool kinds_have_launches(void);
@@ -238,9 +233,16 @@ uint64_t windows_step(uint64_t now);
 /* Where in the window a call began, in the records' clock. */
 enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
 enum moment windows_moment(uint64_t time);
+bool windows_began_by(uint64_t time);
+bool windows_ended_by(uint64_t time);
 bool windows_contain(uint64_t start);  /* work that is recorded in pauses too counts where it starts */
 uint64_t windows_opening(void); /* before anything was enabled */
-uint64_t windows_waited(uint64_t ns); /* what a wait of that length stands for */
+/* Of a wait: the ns of it in this window and in those that were published, and whether it began in one of them. */
+struct share {
+    uint64_t ns;
+    bool begins;
+};
+struct share windows_share(uint64_t begin, uint64_t end);
 bool windows_have_kernels(void);    /* kernels are recorded, too */
 bool windows_trust_graph_ids(void); /* graph launches have the correlation ids of their nodes */
 

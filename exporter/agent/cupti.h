@@ -102,9 +102,8 @@ int cupti_probe(void); /* CUPTI_SUBSCRIBER_TAKEN: another tool is at work */
 int cupti_register(buffer_requested requested, buffer_completed completed);
 int cupti_enable(int kind);
 int cupti_disable(int kind);
-/* Of an API whose kind is enabled the functions that api_call_of knows are recorded, or none. Whoever enables the kind,
- * enabled or not, gets all of them. */
-int cupti_record_calls(int kind, bool on);
+/* Calls of the functions of an API that api_call_of knows; its kind is not enabled, which would be all functions. */
+int cupti_switch_calls(int kind, bool on);
 int cupti_flush(bool forced); /* forced: buffers with unfinished records too */
 int cupti_dropped(uint64_t *records); /* since the last call */
 uint64_t cupti_now(void);             /* in the clock of the records, ns */

@@ -57,6 +57,16 @@ static void count_work(bool in_graph)
     sums.work += !in_graph;
 }
 
+/* Of a replay that goes on while kernels are switched CUPTI 13.0.1 tells nodes with the start of an earlier one, from
+ * before the window, or with an end of when we asked for their records, a quarter of a second later. What was launched in
+ * the window and runs after it takes about as long as the same in it. */
+static bool is_sound_node(uint32_t slot, uint64_t start, uint64_t end)
+{
+    enum { TIMES_THE_LONGEST = 2 };
+    bool is_usual = end - start <= TIMES_THE_LONGEST * kernels_at(slot)->max_ns;
+    return windows_began_by(start) && (!windows_ended_by(end) || is_usual);
+}
+
 static void take_kernel(const uint8_t *record)
 {
     uint64_t start = u64_at(record, KERNEL_START), end = u64_at(record, KERNEL_END);
@@ -76,6 +86,11 @@ static void take_kernel(const uint8_t *record)
     memcpy(shape.grid, record + KERNEL_GRID, sizeof shape.grid);
     memcpy(shape.block, record + KERNEL_BLOCK, sizeof shape.block);
     uint32_t slot = kernels_slot(device, name, &shape);
+    if (in_graph && !is_sound_node(slot, start, end)) {
+        sums.kept--;
+        sums.dropped++;
+        return;
+    }
     sums_kernel(slot, device, end - start, in_graph);
     if (!kinds_have_launches())
         sums_waiter(context, device);
@@ -164,11 +179,18 @@ static void take_set(const uint8_t *record)
     unions_add(device, ACTIVITY_COPY, start, end);
 }
 
+/* One that crosses a window's begin or end counts for what lies in it. */
+static void take_wait(uint32_t waiter, uint32_t type, uint64_t begin, uint64_t end)
+{
+    struct share share = windows_share(begin, end);
+    if (share.ns && is_valid(begin, end))
+        sums_sync(waiter, type, share.ns, share.begins);
+}
+
 static void take_sync(const uint8_t *record)
 {
     uint64_t start = u64_at(record, SYNC_START), end = u64_at(record, SYNC_END);
-    if (windows_contain(start) && is_valid(start, end))
-        sums_sync(u32_at(record, SYNC_CONTEXT), u32_at(record, SYNC_TYPE), end - start);
+    take_wait(u32_at(record, SYNC_CONTEXT), u32_at(record, SYNC_TYPE), start, end);
 }
 
 /* Of a wait's call; -1: it is none. */
@@ -188,18 +210,14 @@ static void take_call(const uint8_t *record, int kind)
     uint32_t correlation = u32_at(record, API_CORRELATION), thread = u32_at(record, API_THREAD);
     enum api_call call = api_call_of(kind, u32_at(record, API_CBID));
     int sync_type = sync_type_of(call);
-    /* While a window opens and closes calls are recorded whose work is not. */
+    if (sync_type >= 0)
+        take_wait(thread, (uint32_t)sync_type, begin, end);
+    /* While kernels are switched on and off calls are recorded whose work is not. */
     enum moment moment = windows_moment(begin);
-    if (moment == MOMENT_OUTSIDE)
+    if (moment == MOMENT_OUTSIDE || call == CALL_OTHER) /* another tool's, who enabled the kind */
         return;
-    if (call == CALL_OTHER) {
-        sums.unwanted_calls++;
-        return;
-    }
     sums.calls++;
-    if (!end) /* it went on while its function was switched off: its end is never noted */
-        return;
-    if (!is_valid(begin, end))
+    if (sync_type >= 0 || !end || !is_valid(begin, end)) /* no end: it goes on */
         return;
     if (call == CALL_LAUNCH && !windows_have_kernels()) {
         sums_api(sums_main_device(), end - begin, 1);
@@ -212,8 +230,6 @@ static void take_call(const uint8_t *record, int kind)
         pairs_capture(thread);
     } else if (moment == MOMENT_EDGE) {
         return;
-    } else if (sync_type >= 0) {
-        sums_sync(thread, (uint32_t)sync_type, windows_waited(end - begin));
     } else if (windows_trust_graph_ids()) {
         sums.graphs++;
         pairs_graph(correlation, thread, begin, end);
@@ -222,6 +238,13 @@ static void take_call(const uint8_t *record, int kind)
         sums.loose_graphs++;
         sums.loose_api_ns += end - begin;
     }
+}
+
+static bool is_wait(const uint8_t *record, uint32_t kind)
+{
+    bool is_call = kind == KIND_RUNTIME || kind == KIND_DRIVER;
+    return kind == KIND_SYNCHRONIZATION ||
+           (is_call && sync_type_of(api_call_of((int)kind, u32_at(record, API_CBID))) >= 0);
 }
 
 /* The bytes that are read of a kind's records; 0: a kind that we did not ask for. */
@@ -236,11 +259,6 @@ static size_t needed(uint32_t kind)
     case KIND_RUNTIME: case KIND_DRIVER: return kinds_have_calls() ? API_NEEDS : 0;
     default: return 0;
     }
-}
-
-static bool comes_in_pauses(uint32_t kind)
-{
-    return kind != KIND_CONCURRENT_KERNEL && kind != KIND_RUNTIME && kind != KIND_DRIVER;
 }
 
 static void take(const uint8_t *record, uint32_t kind)
@@ -267,11 +285,12 @@ void records_take(uint8_t *buffer, size_t valid, bool keep)
         size_t left = (size_t)(buffer + valid - record);
         uint32_t kind = left >= sizeof kind ? u32_at(record, 0) : 0;
         size_t size = needed(kind);
+        bool is_whole = size <= left;
         if (!keep)
-            sums.dropped += size && windows_opening() && !comes_in_pauses(kind);
-        else if (size > left)
+            sums.dropped += kind == KIND_CONCURRENT_KERNEL; /* all other kinds come in pauses too */
+        else if (!is_whole)
             sums.invalid++;
-        else if (size)
+        if (size && is_whole && (keep || is_wait(record, kind)))
             take(record, kind);
     }
     cupti_leave();

@@ -72,7 +72,7 @@ static int waiter_place(uint32_t id)
     return -1;
 }
 
-void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns)
+void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns, bool begins)
 {
     int place = waiter_place(waiter);
     type = type < AGENT_SYNCS ? type : AGENT_SYNC_UNKNOWN;
@@ -80,7 +80,7 @@ void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns)
     uint64_t *sum = place >= 0 ? waiters[place].ns : main->sync_ns;
     uint64_t *calls = place >= 0 ? waiters[place].calls : main->sync_calls;
     sum[type] += ns;
-    calls[type]++;
+    calls[type] += begins;
 }
 
 void sums_waiter(uint32_t waiter, uint32_t device)

@@ -25,21 +25,25 @@ enum {
     DISCARDS_IN_A_ROW = 6,  /* then windows are of no use in this process */
     STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
     TICKS_OVER_BUDGET = 5,  /* continuous mode */
-    MANY_UNWANTED = 1000,   /* calls in a window */
     MANY_KERNELS = 100,     /* which cannot all be without a call */
+    PUBLISHED = 16,         /* windows to remember */
     OLD_NODE_LIMIT = 20000000, /* before 13.0.1 times became invalid after 25 M */
 };
 
 static enum { ATTACHING, IDLE, OPEN, DRAINING, HALTED, STOPPED, OVER } phase;
 static struct {
-    uint64_t opening;              /* records' clock: before anything was enabled */
-    uint64_t calls_from, calls_to; /* records' clock: around all launches that may have been recorded */
-    uint64_t begin, end;           /* records' clock: between them all launches were recorded */
+    uint64_t opening, closing;     /* records' clock: around all work that may have been recorded */
+    uint64_t begin, end;           /* records' clock: between them all launches were recorded with their work */
     uint64_t opened, closed;       /* CLOCK_MONOTONIC: the same */
     uint64_t length;               /* wanted */
     uint64_t deadline, next_flush; /* while its records are awaited */
     uint32_t epoch;                /* of the last buffers that may have its records */
 } window;
+/* The last windows that were published, as far as waits may reach back. */
+static struct span {
+    uint64_t begin, end;
+} published[PUBLISHED];
+static uint32_t next_published;
 /* In continuous mode the window never closes; what is published is what lies between two marks. */
 static struct {
     bool waits;                   /* for the buffers handed out before it */
@@ -58,35 +62,45 @@ static uint64_t chance = 1;
 
 uint64_t windows_opening(void) { return window.opening; }
 
+bool windows_began_by(uint64_t time) { return time >= window.begin; }
+bool windows_ended_by(uint64_t time) { return time > window.end; }
+
 /* Work without a time is the open window's. */
 bool windows_contain(uint64_t start)
 {
     bool is_open = window.begin != NEVER && window.end == NEVER;
-    return start ? start >= window.begin && start <= window.end : is_open;
+    return start ? windows_began_by(start) && !windows_ended_by(start) : is_open;
 }
 
 bool windows_have_kernels(void) { return with_kernels; }
 bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
 
-/* A wait that crosses a window's begin or end leaves no record: of waits of length w a window of length l shows the
- * share 1 - w/l, and each that it shows stands for l/(l - w). No more than for four: of those that are nearly as long as
- * the window too few are seen. */
-uint64_t windows_waited(uint64_t ns)
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static void add_share(struct share *share, struct span span, uint64_t begin, uint64_t end)
 {
-    uint64_t seen = window.length > ns ? window.length - ns : 0;
-    if (continuous)
-        return ns;
-    return seen > window.length / 4 ? (uint64_t)((double)ns * (double)window.length / (double)seen) : 4 * ns;
+    uint64_t from = begin > span.begin ? begin : span.begin, until = least(end, span.end);
+    share->ns += until > from ? until - from : 0;
+    share->begins |= begin >= span.begin && begin <= span.end;
+}
+
+/* The record of a wait comes when it ends, be it windows later. */
+struct share windows_share(uint64_t begin, uint64_t end)
+{
+    struct share share = {0};
+    if (phase == OPEN || phase == DRAINING)
+        add_share(&share, (struct span){window.begin, window.end}, begin, end);
+    for (int i = 0; i < PUBLISHED; i++)
+        add_share(&share, published[i], begin, end);
+    return share;
 }
 
 enum moment windows_moment(uint64_t time)
 {
-    if (time < window.calls_from || time > window.calls_to)
+    if (time < window.opening || time > window.closing)
         return MOMENT_OUTSIDE;
     return time < window.begin || time > window.end ? MOMENT_EDGE : MOMENT_INSIDE;
 }
-
-static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* Evenly in [0, 1). */
 static double random_share(void)
@@ -155,7 +169,7 @@ static void give_up(enum agent_reason reason, int code)
     if (phase == OPEN) {
         window.closed = monotonic_ns();
         if (cupti_probe() != CUPTI_SUBSCRIBER_TAKEN)
-            (void)kinds_off(with_kernels, &window.calls_to);
+            (void)kinds_off(with_kernels);
     }
     note_interval_end();
     if (phase == OPEN || phase == DRAINING)
@@ -246,12 +260,7 @@ static void attach(uint64_t now)
     /* Not all ranks of a job at the same moment. */
     next_begin = now + (continuous ? 0 : (uint64_t)((double)(period - window.length) * 0.25 * random_share()));
     phase = IDLE;
-    if (!is_free(now))
-        return;
-    error = kinds_calm();
-    if (error)
-        give_up(AGENT_REASON_CUPTI_ERROR, error);
-    else
+    if (is_free(now))
         tell(AGENT_WAITING);
 }
 
@@ -326,12 +335,12 @@ static void open_window(uint64_t now)
         return;
     note_devices();
     window.opening = cupti_now();
-    window.calls_from = window.calls_to = window.begin = window.end = NEVER;
+    window.closing = window.begin = window.end = NEVER;
     phase = OPEN;
     note_interval_begin();
     window.opened = monotonic_ns();
     with_kernels = wants_kernels();
-    int error = kinds_on(with_kernels, &window.calls_from);
+    int error = kinds_on(with_kernels);
     if (error) {
         give_up(AGENT_REASON_CUPTI_ERROR, error);
         return;
@@ -369,11 +378,11 @@ struct cost {
 
 static struct cost cost_of(uint64_t traced_ns)
 {
-    enum { KERNELS_NS = 600, CALLS_OR_COPIES_NS = 1500, NODE_BESIDE_COPIES_NS = 150 };
+    enum { KERNELS_NS = 1000, CALLS_OR_COPIES_NS = 2300, NODE_NS = 15 };
     double launches = (double)(sums.work + sums.graphs), nodes = (double)sums.nodes, traced = (double)traced_ns;
     double cost_ns = 1000 * (launches * options.launch_cost_us + nodes * options.node_cost_us);
     double always_ns = launches * (kinds_have_calls() || kinds_have_copies() ? CALLS_OR_COPIES_NS : KERNELS_NS);
-    always_ns += kinds_have_copies() ? nodes * NODE_BESIDE_COPIES_NS : 0;
+    always_ns += nodes * NODE_NS;
     return traced_ns ? (struct cost){cost_ns / traced, always_ns / traced} : (struct cost){0};
 }
 
@@ -418,14 +427,9 @@ static bool are_times_bad(void)
 static void judge_calls(bool complete)
 {
     bool are_missing = complete && sums.plain_kernels >= MANY_KERNELS && !sums.calls && !sums.dropped;
-    if (!kinds_have_launches())
+    if (!kinds_have_launches() || !are_missing)
         return;
-    if (sums.unwanted_calls > MANY_UNWANTED && cupti_probe() == CUPTI_OK) /* else they may be another tool's */
-        kinds_give_calls_up();
-    else if (are_missing)
-        kinds_lost_calls();
-    else
-        return;
+    kinds_lost_calls();
     note_versions();
 }
 
@@ -466,6 +470,7 @@ static void publish_window(void)
         kinds_doubt_callbacks();
     bool is_bad = publish(&finished);
     phase = IDLE;
+    published[next_published++ % PUBLISHED] = (struct span){window.begin, window.end};
     if (is_bad)
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
     else if (continuous) /* stopped */
@@ -484,7 +489,8 @@ static void close_window(uint64_t now)
         return;
     window.end = cupti_now();
     window.closed = monotonic_ns();
-    int error = kinds_off(with_kernels, &window.calls_to);
+    int error = kinds_off(with_kernels);
+    window.closing = cupti_now();
     note_interval_end();
     phase = DRAINING;
     window.epoch = buffers_new_epoch();
@@ -541,6 +547,7 @@ static bool is_disturbed(uint64_t until)
 static void finish_window(uint64_t now)
 {
     if (is_disturbed(window.closed)) {
+        memset(published, 0, sizeof published); /* in another time, perhaps */
         throw_away(now);
     } else if (with_kernels && !continuous && lacks_kernels()) {
         throw_away(now);
@@ -585,9 +592,9 @@ static bool force_out(uint32_t epoch, struct forced *forced)
     return true;
 }
 
-/* The time is up. A call of a function that was switched off meanwhile is a record that stays unfinished for ever, and
- * keeps its buffer, and those of its thread after it. Forced out, it is recognised as none of ours, and nothing is
- * missing; but when work is unfinished the window is discarded. Either way the next one need not wait. */
+/* The time is up. The record of a call that goes on stays unfinished, and keeps its buffer, and those of its thread after
+ * it. Forced out, nothing is missing; but when work is unfinished the window is discarded. Either way the next one need
+ * not wait. */
 static void force(uint64_t now)
 {
     if (!is_free(now)) /* unfinished records would reach the other tool */
@@ -689,11 +696,9 @@ static uint64_t step_continuous(uint64_t now)
         return now;
     bool complete = buffers_are_back(mark.epoch);
     buffers_drain(true);
-    /* A call of a function that was switched off after cuInit, meanwhile, makes the first one incomplete. */
-    uint64_t longest = mark.last_time ? options.drain_ns : patience;
     if (complete)
         publish_mark(true, now);
-    else if (now >= mark.at + longest)
+    else if (now >= mark.at + options.drain_ns)
         force_mark(now);
     else
         return mark.next_flush;

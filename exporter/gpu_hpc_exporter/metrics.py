@@ -503,8 +503,8 @@ COPY_API_SECONDS = Spec(
 SYNC_SECONDS = Spec(
     "gpu_hpc_sync_seconds_total",
     "counter",
-    "Time that host threads waited for the GPU in trace windows, by what they waited for; from the waits that lie "
-    f"within a window, so that those of more than three quarters of one count for too little. {_RATE}",
+    "Time that host threads waited for the GPU in trace windows, by what they waited for; of a wait that crosses a "
+    f"window's ends what lies in it, once it has ended. {_RATE}",
     (*JOB, "call"),
     "call: event, stream, context, unknown",
 )

@@ -10,6 +10,10 @@ from fake_activity.agent_file import H2D, PINNED, Reason, State
 
 LAUNCHES, NO_COPIES, NO_WAITS = 1, 8, 16
 """Flags of the file."""
+DRIVER, RUNTIME, KERNELS = 4, 5, 10
+COPIES = FOR_LIFE
+FUNCTIONS = {RUNTIME: "@runtime", DRIVER: "@driver"}
+"""Of these single functions are recorded, and the kinds of all their calls are left alone."""
 
 
 def test_calls_and_copies_are_enabled_inside_cuinit_and_never_switched(start: Start) -> None:
@@ -34,21 +38,23 @@ def test_calls_and_copies_are_enabled_inside_cuinit_and_never_switched(start: St
     ("records", "kinds", "flags"),
     [
         ("kernels", set(), NO_COPIES | NO_WAITS),
-        ("kernels,copies", {1, 2, 22}, NO_WAITS),
-        ("calls", {5}, LAUNCHES | NO_COPIES),
-        ("kernels,calls,copies,driver", {1, 2, 4, 5, 22}, LAUNCHES),
-        ("driver", {4, 5}, LAUNCHES | NO_COPIES),
-        ("kernels,coppies", FOR_LIFE, LAUNCHES),
-        ("copies,", {1, 2, 22}, NO_WAITS),
-        ("kernels copies", FOR_LIFE, LAUNCHES),
-        ("", FOR_LIFE, LAUNCHES),
+        ("kernels,copies", COPIES, NO_WAITS),
+        ("calls", {RUNTIME}, LAUNCHES | NO_COPIES),
+        ("kernels,calls,copies,driver", COPIES | {RUNTIME, DRIVER}, LAUNCHES),
+        ("driver", {RUNTIME, DRIVER}, LAUNCHES | NO_COPIES),
+        ("kernels,coppies", COPIES | {RUNTIME}, LAUNCHES),
+        ("copies,", COPIES, NO_WAITS),
+        ("kernels copies", COPIES | {RUNTIME}, LAUNCHES),
+        ("", COPIES | {RUNTIME}, LAUNCHES),
     ],
 )
 def test_what_is_recorded(start: Start, records: str, kinds: set[int], flags: int) -> None:
     """As the variable says; what cannot be read leaves the default, and kernels always are."""
     agent = start(RECORDS=records, MODE="continuous")
     agent.trace()
-    assert agent.kinds() == kinds | {10}
+    calls = agent.calls()
+    assert agent.kinds() == kinds & COPIES | {KERNELS}
+    assert {api for api, name in FUNCTIONS.items() if calls[name]} == kinds - COPIES
     agent.do("kernel a count=5", "copy h2d memory=pinned bytes=64", "set 64", "sync 4 ns=1000")
     now = agent.wait(lambda now: "a" in now.kernels())
     now = agent.published(2)
@@ -124,74 +130,44 @@ def test_a_tool_that_had_cupti_before_cuinit(start: Start) -> None:
     assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
 
 
-def test_a_profiler_gets_the_calls_of_all_functions(start: Start) -> None:
-    """Ours are off in the pause in which it begins: enabling the kind switches all on. After it kernels are enough."""
+def test_after_a_profiler_kernels_are_enough(start: Start) -> None:
+    """It has disabled the calls, ours too. The kinds of copies are still enabled."""
     agent = start(RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.2", PERIOD_SECONDS="1")
     agent.trace()
     agent.published()
-    assert agent.calls()["@off"] > 500
     agent.do("profile")
-    assert agent.calls()["@off"] == 0
     agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
     agent.do("profiled", "unsubscribe")
     before = agent.wait(lambda now: now.header.state == State.TRACING)
-    agent.do("kernel a count=5", "copy h2d memory=pinned")  # the copies' kind is still enabled
+    agent.do("kernel a count=5", "copy h2d memory=pinned")
     now = agent.wait(lambda now: "a" in now.kernels())
     assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
     assert now.copies(H2D, PINNED).count == before.copies(H2D, PINNED).count == 0
     assert now.kernels()["a"].latency_count == 0
 
 
-def test_functions_are_switched_off_when_cuinit_is_over(start: Start) -> None:
-    """Inside it that is forgotten; a call of any other function, or in a pause, leaves no record."""
+def test_functions_are_enabled_inside_cuinit_and_never_switched(start: Start) -> None:
+    """The fake aborts. A call in a pause counts nowhere, nor does that of a function that we do not want."""
     agent = start(WINDOW_SECONDS="0.2", PERIOD_SECONDS="1")
     agent.do(f"load {agent.programs.cupti}", "init")
-    assert agent.calls()["@off"] == 0
+    functions = agent.calls()["@runtime"]
+    assert 10 < functions < 30
     agent.do("context 0")
     agent.wait(lambda now: now.header.windows_published == 1)
-    assert agent.calls()["@off"] > 500
     agent.do("kernel a count=100 work=0")
     now = agent.wait(lambda now: now.header.windows_published == 2)
     assert now.device().launch_api_calls == now.header.records_dropped == 0
+    assert agent.calls()["@runtime"] == functions
+    assert agent.calls()["@driver"] == 0
 
 
-@pytest.mark.parametrize("mode", ["duty", "continuous"])
-def test_functions_that_cannot_be_switched_off(start: Start, mode: str) -> None:
-    """Rather no calls at all than those of all functions for the program's life; the window is published."""
-    agent = start(MODE=mode, RECORDS="kernels,copies,driver", WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
-    agent.trace("keep_functions")
-    agent.do("kernel a count=2000 cbid=10", "kernel b count=5")  # 10: cudaFree
-    now = agent.wait(lambda now: now.header.flags & NO_WAITS != 0)
-    assert agent.kinds() - {10} == FOR_LIFE - {5}
-    agent.published()
-    agent.wait(lambda now: now.header.state == State.TRACING)
-    agent.do("kernel c count=5")
-    now = agent.wait(lambda now: "c" in now.kernels())
-    assert (now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS), now.header.windows_discarded) == (NO_WAITS, 0)
-    assert now.kernels()["c"].latency_count == 0
-
-
-def test_calls_are_not_given_up_while_a_tool_is_at_work(start: Start) -> None:
-    """It came while the window's records were awaited: the kind is its own now, and the program lives."""
-    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
-    agent.trace("keep_functions")
-    agent.do("stall 1", "kernel a count=2000 cbid=10")
-    agent.wait(lambda now: now.header.state == State.WAITING)
-    agent.do("subscribe", "stall 0")
-    agent.published()
-    assert agent.calls()["@touched"] == 0
-    assert agent.kinds() == FOR_LIFE
-
-
-def test_a_call_that_went_on_while_functions_were_switched_off(start: Start) -> None:
-    """The one that made the context, most likely. What its thread records after it does not wait as long as may be."""
-    agent = start(MODE="continuous", DRAIN_SECONDS="60")
-    agent.do(f"load {agent.programs.cupti}", "init", "unfinished call", "context 0")
-    agent.wait(lambda now: now.header.state == State.TRACING)
-    agent.do("kernel a count=5")
-    now = agent.wait(lambda now: "a" in now.kernels(), 20)
-    assert now.kernels()["a"].latency_count == 5
-    assert now.header.records_dropped == now.header.windows_discarded == 0
+def test_calls_of_functions_that_another_tool_wants(start: Start) -> None:
+    """It enabled their kind and takes no subscription; ours are among them and count, each once."""
+    agent = start(MODE="continuous")
+    agent.trace("all_calls")
+    agent.do("kernel a count=5", "kernel b count=2000 cbid=10 work=0")  # 10: cudaFree
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert now.kernels()["a"].latency_count == now.device().launch_api_calls == 5
 
 
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
@@ -255,24 +231,23 @@ def test_a_tool_that_came_and_went_in_a_pause_with_our_buffers(start: Start) -> 
 
 
 def test_a_profiler_that_began_before_there_was_a_context(start: Start) -> None:
-    """After cuInit had enabled ours: it gets the calls of all functions all the same."""
+    """After cuInit had enabled ours, which stay as it finds them."""
     agent = start()
     agent.do(f"load {agent.programs.cupti}", "init", "profile", "context 0")
     agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
-    calls = agent.calls()
-    assert calls["@touched"] == calls["@off"] == 0
+    assert agent.calls()["@touched"] == 0
 
 
 def test_calls_before_the_first_window_are_not_dropped(start: Start) -> None:
-    """All functions' are recorded until there is a context; nobody lacks them."""
+    """They are recorded as soon as cuInit is over; nobody lacks them."""
     agent = start()
     agent.do(f"load {agent.programs.cupti}", "records_per_buffer 1", "init")
-    agent.do("kernel a count=100 cbid=10 work=0", "context 0")
+    agent.do("kernel a count=100 work=0", "context 0")
     assert agent.published().header.records_dropped == 0
 
 
 def test_calls_of_a_tool_are_not_dropped(start: Start) -> None:
-    """A tool came in a window, so that our functions stayed on; its kinds are not ours to count."""
+    """Our functions are still on after it; they are not ours to count any more."""
     agent = start(RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
     agent.trace("records_per_buffer 1")
     agent.do("subscribe")

@@ -98,6 +98,28 @@ def test_the_driver_s_functions_are_left_alone_unless_wanted(start: Start) -> No
 SOON = {"WINDOW_SECONDS": "0.4", "PERIOD_SECONDS": "0.5"}
 
 
+def test_a_replay_that_went_on_when_the_window_began(start: Start) -> None:
+    """CUPTI 13.0.1 tells some of its nodes with the start of an earlier replay: they would have taken seconds."""
+    agent = start(MODE="continuous")
+    agent.do("base in=0")
+    agent.trace()
+    agent.do("graph g nodes=8 at=0", "graph g nodes=8", "kernel a")
+    now = agent.wait(lambda now: "a" in now.kernels())
+    assert (now.kernels()["g"].executions, now.kernels()["g"].max_ns) == (8, 1000)
+    assert (now.header.records_dropped, now.header.records_invalid) == (8, 0)
+
+
+def test_a_replay_that_goes_on_when_the_window_ends(start: Start) -> None:
+    """Some of its nodes end when their records are asked for; those that take as long as always are sound."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace("base in=0")
+    agent.do("graph g nodes=4 ns=1000000", "graph g nodes=1 ns=1500000000", "graph queued nodes=1500 ns=1000000")
+    now = agent.published()
+    assert (now.kernels()["g"].executions, now.kernels()["g"].ns) == (4, 4_000_000)
+    assert (now.kernels()["queued"].executions, now.kernels()["queued"].max_ns) == (1500, 1_000_000)
+    assert (now.header.records_dropped, now.header.records_invalid, now.header.windows_discarded) == (1, 0, 0)
+
+
 def test_a_graph_launched_while_a_window_opened(start: Start) -> None:
     """Its nodes run to the window's end; the launch is not counted, but known."""
     agent = start(**SOON)

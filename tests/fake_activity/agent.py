@@ -9,8 +9,8 @@ import fake_activity
 from fake_activity import Host, Programs
 from fake_activity.agent_file import Snapshot, State, wait_for
 
-FOR_LIFE = {1, 2, 5, 22}
-"""Kinds that are enabled inside cuInit and never switched: copies, sets, copies between GPUs, calls of the runtime."""
+FOR_LIFE = {1, 2, 22}
+"""Kinds enabled inside cuInit and never switched: copies, sets, copies between GPUs. Single functions are, too."""
 
 FAST = {
     "GPU_HPC_AGENT_WINDOW_SECONDS": "0.05",

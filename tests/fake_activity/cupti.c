@@ -59,15 +59,26 @@ int cuptiActivityRegisterCallbacks(Requested request, Completed complete)
         atexit(end);
     CALL(return engine_register(request, complete));
 }
-/* The real library loses a thread's records, or crashes, if a call of CUDA's is going on. */
+/* The real library loses a thread's records, or makes them twice, or crashes, if a call of CUDA's is going on. */
+static void want_cuinit(int kind, bool on)
+{
+    if (is_in_cuinit())
+        return;
+    fprintf(stderr, "fake_activity: kind %d was switched %s in a living program\n", kind, on ? "on" : "off");
+    abort();
+}
+
 static int switch_kind(int kind, bool on)
 {
-    bool is_lesser_evil = settings.keeps_functions && !on && (kind == RUNTIME || kind == DRIVER);
-    if (kind != KERNEL && !is_in_cuinit() && !is_lesser_evil) {
-        fprintf(stderr, "fake_activity: kind %d was switched %s in a living program\n", kind, on ? "on" : "off");
-        abort();
-    }
+    if (kind != KERNEL)
+        want_cuinit(kind, on);
     return engine_enable(kind, on);
+}
+
+static int switch_api(int kind, uint32_t id, bool on)
+{
+    want_cuinit(kind, on);
+    return engine_api(kind, id, on);
 }
 
 int cuptiActivityEnable(int kind) { CALL(return switch_kind(kind, true)); }
@@ -80,8 +91,8 @@ int cuptiActivityFlushAll(uint32_t flag)
     }
     CALL(return engine_flush(flag));
 }
-int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t on) { CALL(return engine_api(RUNTIME, id, on)); }
-int cuptiActivityEnableDriverApi(uint32_t id, uint8_t on) { CALL(return engine_api(DRIVER, id, on)); }
+int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t on) { CALL(return switch_api(RUNTIME, id, on)); }
+int cuptiActivityEnableDriverApi(uint32_t id, uint8_t on) { CALL(return switch_api(DRIVER, id, on)); }
 int cuptiGetTimestamp(uint64_t *time) { CALL(*time = (uint64_t)realtime()); }
 
 int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, uint8_t **record)

@@ -153,7 +153,7 @@ void begin_exit(void) { atomic_store(&exiting, true); }
 
 static bool enabled[KINDS];
 static atomic_long kernels_switched_on;
-static bool off[2][API_IDS]; /* runtime, driver */
+static bool functions_on[2][API_IDS]; /* runtime, driver */
 static _Atomic uint32_t correlation = 1;
 
 bool kind_on(int kind)
@@ -167,7 +167,7 @@ bool kind_on(int kind)
 bool api_on(int kind, uint32_t id)
 {
     pthread_mutex_lock(&lock);
-    bool on = enabled[kind] && !off[kind == DRIVER][id];
+    bool on = enabled[kind] || functions_on[kind == DRIVER][id];
     pthread_mutex_unlock(&lock);
     return on;
 }
@@ -191,8 +191,8 @@ int engine_enable(int kind, bool on)
         return 21;
     pthread_mutex_lock(&lock);
     kernels_switched_on += on && kind == KERNEL;
-    if (on && (kind == RUNTIME || kind == DRIVER)) /* all functions, whatever was off before */
-        memset(off[kind == DRIVER], 0, sizeof off[0]);
+    if (!on && (kind == RUNTIME || kind == DRIVER)) /* with all functions, whoever wanted them */
+        memset(functions_on[kind == DRIVER], 0, sizeof functions_on[0]);
     enabled[kind] = on;
     pthread_mutex_unlock(&lock);
     return OK;
@@ -204,7 +204,7 @@ int engine_api(int kind, uint32_t id, bool on)
     if (id >= ids)
         return 1;
     pthread_mutex_lock(&lock);
-    off[kind == DRIVER][id] = !on && !settings.keeps_functions;
+    functions_on[kind == DRIVER][id] = on;
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -419,6 +419,8 @@ void tool_subscribe(bool yes)
     pthread_mutex_unlock(&lock);
 }
 
+void tool_wants_calls(void) { engine_enable(RUNTIME, true); }
+
 static long tool_kernels;
 static bool tool_frees; /* whatever it gets, as XLA's profiler does */
 
@@ -482,13 +484,7 @@ void tool_return_foreign(void)
 static atomic_int contexts[MAX_DEVICES];
 static atomic_bool initialised;
 static _Thread_local bool in_cuinit;
-void cuda_init_goes_on(bool yes)
-{
-    in_cuinit = yes;
-    pthread_mutex_lock(&lock);
-    memset(off, 0, sizeof off); /* what was switched inside cuInit is forgotten */
-    pthread_mutex_unlock(&lock);
-}
+void cuda_init_goes_on(bool yes) { in_cuinit = yes; }
 bool is_in_cuinit(void) { return in_cuinit; }
 void cuda_context(int device) { atomic_fetch_add(&contexts[device], 1); }
 int cuda_contexts(int device) { return atomic_load(&contexts[device]); }
@@ -503,9 +499,9 @@ void print_calls(void)
         out++;
     for (int i = 0; i < function_count; i++)
         printf(" %s=%ld", functions[i].name, functions[i].calls);
-    int switched_off = 0;
+    int on[2] = {0};
     for (int i = 0; i < 2 * API_IDS; i++)
-        switched_off += off[i / API_IDS][i % API_IDS];
-    printf(" @touched=%ld @buffers=%zu @off=%d", touched, out, switched_off);
+        on[i / API_IDS] += functions_on[i / API_IDS][i % API_IDS];
+    printf(" @touched=%ld @buffers=%zu @runtime=%d @driver=%d", touched, out, on[0], on[1]);
     pthread_mutex_unlock(&lock);
 }

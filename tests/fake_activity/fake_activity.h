@@ -22,7 +22,6 @@ typedef struct {
     bool global_buffers;      /* all threads write into the same buffers; otherwise each has its own */
     atomic_bool stalled;      /* full buffers are not given back */
     bool keeps_empty;         /* flushes give back none without records */
-    bool keeps_functions;     /* they stay on, whatever is said */
     bool secure;              /* the program has more rights than its user */
     bool has_alarms;          /* whose signals interrupt what takes long */
     size_t records_per_buffer; /* 0: as many as fit */
@@ -54,6 +53,7 @@ void abandon_buffers(void); /* a fork's child: CUPTI is dead there, but its call
 
 /* The other tool. */
 void tool_subscribe(bool yes);
+void tool_wants_calls(void);        /* of all functions, and no subscription */
 bool tool_is_subscribed(void);
 void tool_take_over(bool frees);    /* its callbacks and kinds, as torch.profiler does; frees: also our buffers */
 long tool_let_go(void);             /* disables them; answers how many kernels it got */

@@ -202,17 +202,18 @@ static void capture_kernel(void)
     append_call(RUNTIME, 319, now, now, next_correlation(), 0, 0);
 }
 
-/* unfinished call|graph|kernel: a call of a function that was switched off before it returned, cudaFree or
- * cudaGraphLaunch, or work without an end. */
+/* unfinished wait|graph|kernel: a call of cudaDeviceSynchronize or cudaGraphLaunch that goes on, or work without an
+ * end. */
 static void launch_unfinished(const char *what)
 {
     uint8_t record[256] = {0};
-    uint32_t kind = strcmp(what, "kernel") != 0 ? RUNTIME : KERNEL;
-    if (!kind_on((int)kind))
+    bool is_kernel = strcmp(what, "kernel") == 0;
+    uint32_t kind = is_kernel ? KERNEL : RUNTIME, function = strcmp(what, "graph") == 0 ? 311 : 165;
+    if (is_kernel ? !kind_on(KERNEL) : !api_on(RUNTIME, function))
         return;
     put32(record, 0, kind);
-    put32(record, 4, strcmp(what, "graph") == 0 ? 311 : 10);
-    put64(record, kind == KERNEL ? 16 : 8, (uint64_t)realtime());
+    put32(record, 4, function);
+    put64(record, is_kernel ? 16 : 8, (uint64_t)realtime());
     put64(record, 104, (uint64_t)(uintptr_t)what);
     append(record, record_size(kind), INT64_MAX, 0);
 }
@@ -441,8 +442,6 @@ static bool command(char **words)
         settings.records_per_buffer = (size_t)atoi(argument);
     else if (strcmp(what, "stall") == 0)
         settings.stalled = atoi(argument);
-    else if (strcmp(what, "keep_functions") == 0)
-        settings.keeps_functions = true;
     else if (strcmp(what, "keep_empty") == 0)
         settings.keeps_empty = true;
     else if (strcmp(what, "correlation") == 0)
@@ -455,6 +454,8 @@ static bool command(char **words)
         printf(" %s", dlopen(argument, RTLD_NOW) ? "loaded" : "failed");
     else if (strcmp(what, "init") == 0)
         initialise(rest);
+    else if (strcmp(what, "all_calls") == 0)
+        tool_wants_calls();
     else if (strcmp(what, "alarms") == 0)
         settings.has_alarms = true;
     else if (strcmp(what, "context") == 0)

@@ -1,12 +1,14 @@
 """Figures of the kernel agent on a real GPU, as tables for docs/benchmarks.md.
 
     python tests/gpu/agent_figures.py counts    # every launch and copied byte; durations against torch.profiler's
+    python tests/gpu/agent_figures.py nodes     # durations of a graph's kernels across windows, against the same
     python tests/gpu/agent_figures.py queued    # launch to start against torch.profiler's
     python tests/gpu/agent_figures.py trace     # a trace of torch.profiler across the agent's windows
     python tests/gpu/agent_figures.py late      # the same where the profiler is first, and the agent comes later
     python tests/gpu/agent_figures.py idle      # time per launch, loaded but off, and without the agent (needs nvcc)
     python tests/gpu/agent_figures.py cost      # rates of four workloads inside and outside the agent's windows
     python tests/gpu/agent_figures.py periods   # the same over whole periods, at the default duty
+    python tests/gpu/agent_figures.py settings  # rates by GPU_HPC_AGENT_RECORDS, between windows and in them
     python tests/gpu/agent_figures.py lasting   # rates before an agent comes late (kernels alone), and after it
     python tests/gpu/agent_figures.py graphs    # graphs before, in and between windows; 30 M nodes (needs nvcc)
     python tests/gpu/agent_figures.py replays   # rates of graphs before and after windows (needs nvcc)
@@ -35,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -53,10 +56,11 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=FIGURES)
     parser.add_argument("--seconds", type=float, default=0.0, help="length of a run (default: each figure's own)")
     parser.add_argument("--kinds", nargs="+", default=["tiny", "eager_step", "graph", "layer"], help="cost, periods")
+    parser.add_argument("--records", default="", help="cost, periods: GPU_HPC_AGENT_RECORDS (default: the agent's own)")
     parser.add_argument("--cupti", default="", help="the library of cupti")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(Path(directory), args.kinds, args.cupti)
+        bench = Bench(Path(directory), args.kinds, args.records, args.cupti)
         for what in args.what:
             say(f"\n## {what}\n")
             FIGURES[what](bench, args.seconds)
@@ -69,9 +73,10 @@ def say(line: str) -> None:
 class Bench:
     """The built agent, and a directory for its files."""
 
-    def __init__(self, directory: Path, kinds: list[str], cupti: str) -> None:
+    def __init__(self, directory: Path, kinds: list[str], records: str, cupti: str) -> None:
         self.directory = directory
         self.kinds = kinds
+        self.records = {"records": records} if records else {}
         self.cupti = cupti
         self.files = directory / "agents"
         self.files.mkdir()
@@ -156,8 +161,23 @@ def counts(bench: Bench, _: float) -> None:
         f"records kept {header.records_kept}, dropped {header.records_dropped}, invalid {header.records_invalid}, "
         f"unmatched {header.records_unmatched}; windows {header.windows_published}, discarded "
         f"{header.windows_discarded}; agent's thread {header.agent_cpu_ns / 1e6:.1f} ms of CPU; CUPTI "
-        f"{header.cupti_version}; state {snapshot.state}, error {header.error_call!r} {header.error_code}"
+        f"{header.cupti_version}; state {snapshot.state}, flags {header.flags}, error {header.error_call!r} "
+        f"{header.error_code}"
     )
+
+
+def nodes(bench: Bench, seconds: float) -> None:
+    """Durations of a graph's kernels, replayed across windows, against torch.profiler's."""
+    environment = bench.environment(window_seconds="0.3", period_seconds="1", budget="100")
+    told, _none = bench.load("nodes", "--seconds", str(seconds or 20), environment=environment)
+    reference, _none = bench.load("nodes", "--profile")
+    say("| kernel | counted | mean, us | longest | torch.profiler: count | mean | longest |\n" + "|---" * 7 + "|")
+    wanted = {demangled(name): value for name, value in reference["nodes"].items()}
+    for name, (count, mean, longest) in told["nodes"].items():
+        theirs = wanted.get(demangled(name), (0, float("nan"), float("nan")))
+        ours = f"{count} | {mean:.2f} | {longest:.2f}"
+        say(f"| {demangled(name)[:60]} | {ours} | {theirs[0]} | {theirs[1]:.2f} | {theirs[2]:.2f} |")
+    say(f"agent: { {name: value for name, value in told.items() if name != 'nodes'} }")
 
 
 def demangled(name: str) -> str:
@@ -175,7 +195,7 @@ def queued(bench: Bench, _: float) -> None:
 
 
 def trace(bench: Bench, seconds: float) -> None:
-    """torch.profiler's trace has every kernel and wait, without the agent and with it, in a window or after one."""
+    """What torch.profiler traces of known work, without the agent and with it, in a window or after one."""
     agent = bench.environment(**THIRD)
     for label, options, environment in (
         ("without", (), None),
@@ -188,8 +208,8 @@ def trace(bench: Bench, seconds: float) -> None:
 
 def say_traced(label: str, told: Mapping[str, Any]) -> None:
     say(
-        f"{label}: {told['traced']} of {told['launched']} kernels and {told['waits']} of {told['waited']} waits in the "
-        f"trace; agent then: {told['agent']}"
+        f"{label}: {told['traced']} of {told['launched']} kernels, {told['waits']} of {told['waited']} waits and "
+        f"{told['events']} events in the trace; agent then: {told['agent']}"
     )
 
 
@@ -240,14 +260,14 @@ def interval(values: list[float]) -> tuple[float, float]:
 def cost(bench: Bench, seconds: float) -> None:
     """c_on: how much slower each workload is while the agent traces, from blocks of 1 s in one process."""
     say("| workload | windows | c_on | 95 % interval | at 1 s in 10 s | agent |\n" + "|---" * 6 + "|")
-    environment = bench.environment(period_seconds="1.6", budget="100")
+    environment = bench.environment(period_seconds="1.6", budget="100", **bench.records)
     for kind in bench.kinds:
         told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(seconds or 68), environment=environment)
         agent = told["agent"]
         state = (
             f"{agent['state']}, {agent['windows_published']} published, {agent['windows_discarded']} discarded; "
             f"records kept {agent['records_kept']}, dropped {agent['records_dropped']}, "
-            f"invalid {agent['records_invalid']}, unmatched {agent['records_unmatched']}"
+            f"invalid {agent['records_invalid']}, unmatched {agent['records_unmatched']}; flags {agent['flags']}"
         )
         slower = slowdowns(told["chunks"], told["intervals"])
         if not slower:
@@ -262,7 +282,7 @@ def periods(bench: Bench, seconds: float) -> None:
     """How much slower each workload is over whole periods, a quarter as long as the default, than between windows."""
     say("| workload | periods | their seconds | slower by | 95 % interval | agent's estimate |\n" + "|---" * 6 + "|")
     for kind in bench.kinds:
-        quarter = bench.environment(window_seconds="0.25", period_seconds="2.5")
+        quarter = bench.environment(window_seconds="0.25", period_seconds="2.5", **bench.records)
         length = seconds or PERIODS_SECONDS[kind]
         told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(length), environment=quarter)
         chunks, intervals = told["chunks"], told["intervals"]
@@ -285,6 +305,51 @@ def periods(bench: Bench, seconds: float) -> None:
 
 PERIODS_SECONDS = {"tiny": 105, "eager_step": 45, "graph": 75, "layer": 25}
 """Seven periods of each, as long as the agent's schedule makes them."""
+
+
+def settings(bench: Bench, seconds: float) -> None:
+    """How long a step takes between the agent's windows, and in them, by what it records; processes in turns."""
+    say(
+        "| workload | recorded | a step between windows, us: median (all) | more | in windows | more |\n"
+        + "|---" * 6
+        + "|"
+    )
+    for kind in bench.kinds:
+        steps: dict[str, list[tuple[float, float]]] = {records: [] for records in RECORDED}
+        for _ in range(SETTINGS_TURNS):
+            for records in random.sample(RECORDED, len(RECORDED)):
+                environment = bench.environment(**HALF, records=records) if records else None
+                told, _none = bench.load(
+                    "blocks", "--kind", kind, "--seconds", str(seconds or 5), environment=environment
+                )
+                steps[records].append(step_times(told["chunks"], told["intervals"]))
+        plain = statistics.median(between for between, _ in steps[NOTHING])
+        for records, times in steps.items():
+            between, inside = (statistics.median(column) for column in zip(*times, strict=True))
+            everyone = ", ".join(f"{each:.1f}" for each, _ in times)
+            more = f"{between / plain - 1:+.2%} | {inside:.1f} | {inside / plain - 1:+.2%}"
+            say(f"| {kind} | {records or 'without the agent'} | {between:.1f} ({everyone}) | {more} |")
+
+
+NOTHING = ""
+RECORDED = [NOTHING, "kernels", "kernels,copies", "kernels,calls", "kernels,calls,copies"]
+HALF_NS = 500_000_000
+HALF = {"window_seconds": "0.5", "period_seconds": "1", "budget": "100"}
+SETTINGS_TURNS = 2
+
+
+def step_times(chunks: list[tuple[int, int, int]], intervals: list[tuple[int, int]]) -> tuple[float, float]:
+    """Median microseconds of a step, in pauses and in windows; without windows both in half seconds."""
+    windows = [(opened, closed) for opened, closed in intervals if closed]
+    pauses = [(closed, opened) for (_, closed), (opened, _) in pairwise(windows)]
+    if not windows:
+        windows = pauses = [(begin, begin + HALF_NS) for begin in range(chunks[0][0], chunks[-1][1], HALF_NS)]
+
+    def median_of(spans: list[tuple[int, int]]) -> float:
+        steps = [per_step(chunks, *span) for span in spans]
+        return statistics.median(step for step in steps if step is not None) / 1000
+
+    return median_of(pauses), median_of(windows)
 
 
 def lasting(bench: Bench, seconds: float) -> None:
@@ -619,7 +684,7 @@ def overlap(bench: Bench, seconds: float) -> None:
 FIGURES = {
     figure.__name__: figure
     for figure in (
-        *(counts, queued, trace, late, idle, cost, periods, lasting, graphs, replays, ends, forks),
+        *(counts, nodes, queued, trace, late, idle, cost, periods, settings, lasting, graphs, replays, ends, forks),
         *(endless, waits, threads, driver, cupti, overlap),
     )
 }

@@ -8,6 +8,7 @@ Needs PyTorch with CUDA; `reduce` two GPUs, and RANK and RENDEZVOUS (a file) in 
 from __future__ import annotations
 
 import argparse
+import collections
 import ctypes
 import json
 import os
@@ -110,11 +111,7 @@ def counts(_: argparse.Namespace) -> dict[str, Any]:
 
 def by_kernel(profiler: Any) -> dict[str, tuple[int, float]]:
     """Count and mean duration in microseconds of each kernel of a profile."""
-    found: dict[str, list[float]] = {}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
-            found.setdefault(event.name, []).append(event.time_range.elapsed_us())
-    return {name: (len(times), sum(times) / len(times)) for name, times in found.items()}
+    return {name: (count, mean) for name, (count, mean, _) in longest_by_kernel(profiler).items()}
 
 
 def profiled(_: argparse.Namespace) -> dict[str, Any]:
@@ -125,8 +122,39 @@ def profiled(_: argparse.Namespace) -> dict[str, Any]:
     return {"kernels": by_kernel(profiler)}
 
 
+def nodes(args: argparse.Namespace) -> dict[str, Any]:
+    """Replays of a graph across windows, or profiled: of each of its kernels how many, mean and longest time in us."""
+    step = graph()
+    step()
+    torch.cuda.synchronize()
+    if args.profile:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            step()
+        return {"nodes": longest_by_kernel(profiler)}
+    path = own_file()
+    assert path is not None
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        step()
+        torch.cuda.synchronize()
+    now = agent_file.read(path)
+    found = {now.name(k): (k.executions, k.ns / k.executions / 1000, k.max_ns / 1000) for k in now.slots()}
+    return {"nodes": found, **header_of(path)}
+
+
+def longest_by_kernel(profiler: Any) -> dict[str, tuple[int, float, float]]:
+    """Count, mean and longest duration in microseconds of each kernel of a profile."""
+    found: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
+            found.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    return {name: (len(times), sum(times) / len(times), max(times)) for name, times in found.items()}
+
+
 def trace(args: argparse.Namespace) -> dict[str, Any]:
-    """A trace of torch.profiler that lasts over several of the agent's windows: how many kernels and waits it has.
+    """A trace of torch.profiler that lasts over several of the agent's windows: what it has.
+
+    Kernels, waits, and events, whose function is none of those that the agent records.
 
     It begins while the agent traces, or (`--between`) after a window of the agent's, or (`--first`) before the agent,
     which is started in the middle of it.
@@ -138,6 +166,7 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
     wait_until_tracing()
     if args.between:
         wait_for_window()
+    event = torch.cuda.Event()
     launched = waited = 0
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         if agent is not None:
@@ -146,17 +175,19 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
         while time.monotonic() < end:
             for _ in range(100):
                 x.mul_(1.0)
+            event.record()
             torch.cuda.synchronize()
             launched, waited = launched + 100, waited + 1
             time.sleep(0.01)
     traced = sum(count for count, _ in by_kernel(profiler).values())
-    waits = sum(event.name == "cudaDeviceSynchronize" for event in profiler.events())
+    calls = collections.Counter(event.name.removesuffix("WithFlags") for event in profiler.events())
+    waits, events = calls["cudaDeviceSynchronize"], calls["cudaEventRecord"]
     path = own_file()
     state = []
     if path is not None:
         paused = agent_file.wait_for(path, lambda s: s.state[0] == agent_file.State.PAUSED, 60)
         state = [str(s) for s in paused.state]
-    return {"launched": launched, "traced": traced, "waited": waited, "waits": waits, "agent": state}
+    return {"launched": launched, "traced": traced, "waited": waited, "waits": waits, "events": events, "agent": state}
 
 
 def late_agent() -> ctypes.CDLL | None:
@@ -300,19 +331,20 @@ def workers(args: argparse.Namespace) -> dict[str, Any]:
 def waits(args: argparse.Namespace) -> dict[str, Any]:
     """A kernel of so many seconds and the wait for it, again and again: what the agent tells of the waits."""
     _, path = traced()
+    first = agent_file.read(path)
     begin, waited, number = time.monotonic(), 0.0, 0
     while time.monotonic() - begin < 15:
         torch.cuda._sleep(int(args.seconds * CYCLES_PER_SECOND))  # noqa: SLF001  as above
-        before = time.monotonic()
+        called = time.monotonic()
         torch.cuda.synchronize()
-        waited, number = waited + time.monotonic() - before, number + 1
+        waited, number = waited + time.monotonic() - called, number + 1
     share = waited / (time.monotonic() - begin)
-    published = agent_file.read(path).header.windows_published
-    now = agent_file.wait_for(path, lambda s: s.header.windows_published > published, 60)
+    now = agent_file.read(path)
     # How long the last window's records were awaited: a wait that goes on when it closes may keep them.
-    ended = [end for _, end in now.intervals() if end]
+    ended = [end for _, end in now.intervals() if 0 < end <= now.header.last_window_ns]
     awaited = (now.header.last_window_ns - max(ended)) / 1e9 if ended else None  # tracing goes on
-    told = sum(now.device().sync_ns) / max(1, now.device().traced_ns)
+    before, after = first.device(), now.device()
+    told = (sum(after.sync_ns) - sum(before.sync_ns)) / max(1, after.traced_ns - before.traced_ns)
     return {"waits": number, "share": share, "told": told, "awaited": awaited, **header_of(path)}
 
 
@@ -496,7 +528,7 @@ def header_of(path: Path) -> dict[str, Any]:
     snapshot = agent_file.read(path)
     names = [
         *("windows_published", "windows_discarded", "records_kept", "records_dropped", "records_invalid"),
-        *("records_unmatched", "node_records", "overhead_ratio", "window_seconds", "period_seconds"),
+        *("records_unmatched", "node_records", "overhead_ratio", "window_seconds", "period_seconds", "flags"),
     ]
     return {"state": [str(s) for s in snapshot.state], **{n: getattr(snapshot.header, n) for n in names}}
 
@@ -516,7 +548,7 @@ def main() -> None:
 WHAT: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     **{
         work.__name__: work
-        for work in (counts, blocks, lasting, trace, queued, reduce, workers, waits, endless, threads)
+        for work in (counts, blocks, lasting, nodes, trace, queued, reduce, workers, waits, endless, threads)
     },
     "driver_launches": driver_launches,
     "profile": profiled,

@@ -15,15 +15,16 @@ struct way {
     int32_t probes;                           /* 1: nothing is switched, but the subscription taken and given back */
     double seconds;
 };
-/* How often kernels and calls were there, kernels alone, calls alone, nothing. */
+/* How often kernels and calls were there, kernels alone, calls alone, nothing; and how many calls had the id of the one
+ * before: they came twice, or their thread gives all the same. */
 struct seen {
-    int64_t rounds, both, kernels, calls, nothing;
+    int64_t rounds, both, kernels, calls, nothing, repeated;
 };
 
 static struct way way;
 static struct seen seen;
 static atomic_bool over;
-static atomic_long kernels, calls;
+static atomic_long kernels, calls, repeated;
 
 uint64_t realtime_ns(void)
 {
@@ -45,11 +46,16 @@ static void completed(void *context, uint32_t stream, uint8_t *buffer, size_t si
 {
     (void)context, (void)stream, (void)size;
     uint8_t *record = NULL;
-    uint32_t kind;
+    uint32_t kind, id, last = 0;
     while (valid && cupti_next_record(buffer, valid, &record) == CUPTI_OK) {
         memcpy(&kind, record, sizeof kind);
         kernels += kind == KIND_CONCURRENT_KERNEL;
-        calls += kind == KIND_RUNTIME;
+        if (kind != KIND_RUNTIME)
+            continue;
+        memcpy(&id, record + API_CORRELATION, sizeof id);
+        calls++;
+        repeated += id == last;
+        last = id;
     }
     free(buffer);
 }
@@ -62,20 +68,12 @@ static bool has(const int32_t *kinds, int kind)
     return false;
 }
 
-/* Of the runtime's calls only those that the agent wants, or none yet. */
-static void enable(int kind)
-{
-    cupti_enable(kind);
-    if (kind == KIND_RUNTIME)
-        cupti_record_calls(kind, !way.functions);
-}
-
 static void switch_on(void)
 {
     if (way.functions)
-        cupti_record_calls(KIND_RUNTIME, true);
+        cupti_switch_calls(KIND_RUNTIME, true);
     for (int i = 0; i < KINDS && way.switched[i]; i++)
-        enable(way.switched[i]);
+        cupti_enable(way.switched[i]);
 }
 
 static void switch_off(void)
@@ -84,7 +82,7 @@ static void switch_off(void)
         if (way.switched[i])
             cupti_disable(way.switched[i]);
     if (way.functions)
-        cupti_record_calls(KIND_RUNTIME, false);
+        cupti_switch_calls(KIND_RUNTIME, false);
 }
 
 static void look(void)
@@ -138,9 +136,13 @@ int begin(const struct way *wanted)
     way = *wanted;
     int error = cupti_register(requested, completed);
     for (int i = 0; i < KINDS && way.for_life[i]; i++)
-        enable(way.for_life[i]);
+        cupti_enable(way.for_life[i]);
     return error ? error : pthread_create(&thread, NULL, run, NULL);
 }
 
 bool is_over(void) { return over; }
-struct seen what_was_seen(void) { return seen; }
+struct seen what_was_seen(void)
+{
+    seen.repeated = repeated;
+    return seen;
+}

@@ -30,7 +30,7 @@ LOADS = ("tiny", "eager_step")
 
 @dataclass(frozen=True)
 class Way:
-    """Kinds that are enabled once, and those that are switched, with the functions whose calls are recorded or not."""
+    """Kinds that are enabled once, and those that are switched, with the functions whose calls the agent records."""
 
     switched: tuple[int, ...]
     for_life: tuple[int, ...] = ()
@@ -48,9 +48,7 @@ WAYS = {
     "the same; copies and sets for life": Way((RUNTIME, KERNELS), (COPIES, PEER_COPIES, SETS)),
     "all of these": Way((RUNTIME, COPIES, PEER_COPIES, SETS, KERNELS)),
     "functions, kernels; the runtime's calls for life": Way((KERNELS,), (RUNTIME,), functions=True),
-    "the same; copies and sets for life, too: as the agent does": Way(
-        (KERNELS,), (RUNTIME, COPIES, PEER_COPIES, SETS), functions=True
-    ),
+    "kernels; the runtime's calls, copies, sets for life": Way((KERNELS,), (RUNTIME, COPIES, PEER_COPIES, SETS)),
     "nothing: the subscription is taken and given back": Way((), probes=True),
 }
 
@@ -68,7 +66,7 @@ class CWay(ctypes.Structure):
 class CSeen(ctypes.Structure):
     """struct seen of switching.c."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rounds", "both", "kernels", "calls", "nothing"))
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rounds", "both", "kernels", "calls", "nothing", "repeated"))
 
 
 def main() -> None:
@@ -86,9 +84,8 @@ def main() -> None:
     for place in places:
         pairs.put(place)
     say(
-        "| switched | program | rounds | looks: all there, kernels alone, calls alone, nothing | end |\n"
-        + "|---" * 5
-        + "|"
+        "| switched | program | rounds | looks: all there, kernels alone, calls alone, nothing "
+        "| calls with the id of the one before | end |\n" + "|---" * 6 + "|"
     )
     with tempfile.TemporaryDirectory() as directory:
         library = Path(directory) / "switching.so"
@@ -104,7 +101,7 @@ def main() -> None:
             seen = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
             looks = ", ".join(str(seen[name]) for name in ("both", "kernels", "calls", "nothing")) if seen else ""
             end = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-            return f"| {way} | {load} | {seen.get('rounds', '')} | {looks} | {end} |"
+            return f"| {way} | {load} | {seen.get('rounds', '')} | {looks} | {seen.get('repeated', '')} | {end} |"
 
         with ThreadPoolExecutor(len(places)) as pool:
             for line in pool.map(row, *zip(*((way, load) for way in WAYS for load in LOADS), strict=True)):
