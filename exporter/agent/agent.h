@@ -93,7 +93,7 @@ bool buffers_exhausted(void); /* CUPTI asked for more than there are, and would 
 
 /* ---- records ---- */
 
-/* Walks one buffer. keep: false counts its records as dropped. */
+/* Walks one buffer. keep: false counts its kernels as dropped, and waits all the same. */
 void records_take(uint8_t *buffer, size_t valid, bool keep);
 
 /* ---- pairs ---- */
@@ -186,7 +186,7 @@ extern struct sums sums;
 void sums_kernel(uint32_t slot, uint32_t device, uint64_t ns, bool in_graph);
 void sums_latency(uint32_t slot, uint32_t device, uint64_t ns);
 void sums_api(uint32_t device, uint64_t ns, uint64_t calls);
-/* waiter: the thread that waits, or the context where calls are not recorded. begins: in this window. */
+/* waiter: the thread that waits, or the context where calls are not recorded. begins: in a window. */
 void sums_sync(uint32_t waiter, uint32_t type, uint64_t ns, bool begins);
 void sums_waiter(uint32_t waiter, uint32_t device);
 uint32_t sums_bucket(uint64_t ns);
@@ -236,8 +236,8 @@ enum moment windows_moment(uint64_t time);
 bool windows_began_by(uint64_t time);
 bool windows_ended_by(uint64_t time);
 bool windows_contain(uint64_t start);  /* work that is recorded in pauses too counts where it starts */
-uint64_t windows_opening(void); /* before anything was enabled */
-/* Of a wait: the ns of it in this window and in those that were published, and whether it began in one of them. */
+uint64_t windows_opening(void); /* before kernels were switched on */
+/* Of a wait: the ns of it in this window and in the one that was published last, and whether it began in one of them. */
 struct share {
     uint64_t ns;
     bool begins;

@@ -10,7 +10,8 @@
  * ever: then nothing in the file is to be trusted but the fields up to `sequence`, which never change.
  *
  * All sums are cumulative since the process began and only grow, in nanoseconds, bytes or plain counts. They belong
- * to finished windows: a window's sums and its denominators (`traced_ns`, `device_traced_ns`) are added in one go.
+ * to finished windows: a window's sums and its denominators (`traced_ns`, `device_traced_ns`) are added in one go, but
+ * for waits that go on when it ends, which come with the next one's.
  *
  * Everything after `sequence` may be hostile: whoever may write into the directory may write this.
  *
@@ -133,8 +134,9 @@ struct agent_device {
     uint64_t sets;                  /* memset operations, their bytes and time */
     uint64_t set_bytes;
     uint64_t set_ns;
-    uint64_t sync_ns[AGENT_SYNCS]; /* by type; those seen stand for those that cross a window's begin or end */
-    uint64_t sync_calls[AGENT_SYNCS];
+    uint64_t sync_ns[AGENT_SYNCS]; /* by type; of each wait what lies in the window in which it ends or after which it
+                                    * does, and in the one before */
+    uint64_t sync_calls[AGENT_SYNCS]; /* that began in a window */
     struct agent_copies copies[AGENT_DIRECTIONS][AGENT_MEMORIES];
 };
 

@@ -179,11 +179,11 @@ static void take_set(const uint8_t *record)
     unions_add(device, ACTIVITY_COPY, start, end);
 }
 
-/* One that crosses a window's begin or end counts for what lies in it. */
+/* One that crosses a window's begin or end counts for what lies in it, however long ago it began. */
 static void take_wait(uint32_t waiter, uint32_t type, uint64_t begin, uint64_t end)
 {
     struct share share = windows_share(begin, end);
-    if (share.ns && is_valid(begin, end))
+    if (share.ns && is_valid(end, end))
         sums_sync(waiter, type, share.ns, share.begins);
 }
 

@@ -26,7 +26,6 @@ enum {
     STALE_WAITS = 20,       /* periods to wait for a discarded window's buffers */
     TICKS_OVER_BUDGET = 5,  /* continuous mode */
     MANY_KERNELS = 100,     /* which cannot all be without a call */
-    PUBLISHED = 16,         /* windows to remember */
     OLD_NODE_LIMIT = 20000000, /* before 13.0.1 times became invalid after 25 M */
 };
 
@@ -39,11 +38,10 @@ static struct {
     uint64_t deadline, next_flush; /* while its records are awaited */
     uint32_t epoch;                /* of the last buffers that may have its records */
 } window;
-/* The last windows that were published, as far as waits may reach back. */
+/* The last window that was published. */
 static struct span {
     uint64_t begin, end;
-} published[PUBLISHED];
-static uint32_t next_published;
+} published;
 /* In continuous mode the window never closes; what is published is what lies between two marks. */
 static struct {
     bool waits;                   /* for the buffers handed out before it */
@@ -84,14 +82,14 @@ static void add_share(struct share *share, struct span span, uint64_t begin, uin
     share->begins |= begin >= span.begin && begin <= span.end;
 }
 
-/* The record of a wait comes when it ends, be it windows later. */
+/* The record of a wait comes when it ends, in a pause or in the next window. Of one that reaches farther back the rest is
+ * not told: what came then would be of another time than all that it is held against. */
 struct share windows_share(uint64_t begin, uint64_t end)
 {
     struct share share = {0};
     if (phase == OPEN || phase == DRAINING)
         add_share(&share, (struct span){window.begin, window.end}, begin, end);
-    for (int i = 0; i < PUBLISHED; i++)
-        add_share(&share, published[i], begin, end);
+    add_share(&share, published, begin, end);
     return share;
 }
 
@@ -153,7 +151,7 @@ static void note_interval_end(void)
     on_since = 0;
 }
 
-/* Ends it all. Whatever we enabled is disabled, unless another tool may depend on it. */
+/* Ends it all. Kernels are switched off, unless another tool may depend on them; what cuInit enabled stays. */
 static void give_up(enum agent_reason reason, int code)
 {
     if (code == CUPTI_QUITTING)
@@ -470,7 +468,7 @@ static void publish_window(void)
         kinds_doubt_callbacks();
     bool is_bad = publish(&finished);
     phase = IDLE;
-    published[next_published++ % PUBLISHED] = (struct span){window.begin, window.end};
+    published = (struct span){window.begin, window.end};
     if (is_bad)
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
     else if (continuous) /* stopped */
@@ -547,7 +545,7 @@ static bool is_disturbed(uint64_t until)
 static void finish_window(uint64_t now)
 {
     if (is_disturbed(window.closed)) {
-        memset(published, 0, sizeof published); /* in another time, perhaps */
+        published = (struct span){0}; /* in another time, perhaps */
         throw_away(now);
     } else if (with_kernels && !continuous && lacks_kernels()) {
         throw_away(now);
@@ -592,9 +590,9 @@ static bool force_out(uint32_t epoch, struct forced *forced)
     return true;
 }
 
-/* The time is up. The record of a call that goes on stays unfinished, and keeps its buffer, and those of its thread after
- * it. Forced out, nothing is missing; but when work is unfinished the window is discarded. Either way the next one need
- * not wait. */
+/* The time is up. Should the record of a call that goes on be there (13.0 writes it when the call returns), it keeps its
+ * buffer, and those of its thread after it. Forced out, nothing but itself is missing; but when work is unfinished the window
+ * is discarded. Either way the next one need not wait. */
 static void force(uint64_t now)
 {
     if (!is_free(now)) /* unfinished records would reach the other tool */

@@ -503,8 +503,8 @@ COPY_API_SECONDS = Spec(
 SYNC_SECONDS = Spec(
     "gpu_hpc_sync_seconds_total",
     "counter",
-    "Time that host threads waited for the GPU in trace windows, by what they waited for; of a wait that crosses a "
-    f"window's ends what lies in it, once it has ended. {_RATE}",
+    "Time that host threads waited for the GPU in trace windows, by what they waited for; of each what lies in the window "
+    f"in which, or after which, it ends, and in the one before; counted when it has ended. {_RATE}",
     (*JOB, "call"),
     "call: event, stream, context, unknown",
 )
@@ -605,14 +605,14 @@ AGENT_SLOWDOWN = Spec(
     "Share of a GPU's progress (its busiest pipe or its DRAM traffic, whichever is more certain) that is lost while a "
     "kernel agent traces there, against the untraced time just before and after: 0 none, 0.05 is 5% slower, a little "
     "below 0 is chance. Of the last 10 to 60 traces; absent while its 95% interval is wider than +-0.03. Times the "
-    "traced share of the time it is the mean loss.",
+    "traced share of the time it is the mean loss to windows; what CUPTI costs between them is not in it.",
     G,
 )
 AGENT_RECORDS = Spec(
     "gpu_hpc_agent_records_total",
     "counter",
-    "Records of agents. dropped: lost; invalid: without possible times; unmatched: launches and kernels without their "
-    "other half.",
+    "Records of agents. dropped: lost, of discarded windows, or nodes of graphs with times of another replay; invalid: "
+    "without possible times; unmatched: launches and kernels without their other half.",
     ("result",),
     "result: kept, dropped, invalid, unmatched",
 )

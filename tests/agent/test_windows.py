@@ -24,7 +24,7 @@ def wait_state(agent: Agent, state: State) -> Snapshot:
 
 
 def test_a_window_has_what_was_launched_in_it(start: Start) -> None:
-    """Work of before and after leaves no record; kernels are enabled only while tracing."""
+    """Kernels of before and after leave no record; they are enabled only while tracing."""
     agent = start(**ROOMY)
     agent.begin()
     agent.do("kernel before count=100")
@@ -76,7 +76,7 @@ def test_a_window_waits_for_work_that_runs_later(start: Start) -> None:
 
 
 def test_calls_while_it_opens_and_closes(start: Start) -> None:
-    """Calls are recorded a little longer than kernels: those are neither unmatched nor in a sum."""
+    """Calls are recorded all the time, kernels while they are switched on: others are neither unmatched nor in a sum."""
     agent = start()
     agent.do("slow cuptiActivityEnable ms=10", "slow cuptiActivityDisable ms=10")
     agent.begin()
@@ -268,29 +268,33 @@ def test_a_wait_that_ends_after_the_window_counts_up_to_its_end(start: Start) ->
 
 
 @pytest.mark.parametrize("version", [20, 130001])
-def test_a_wait_over_many_windows_counts_in_each(start: Start, version: int) -> None:
-    """As much as was traced meanwhile, whether calls are recorded or (before CUPTI 12.5) waits; pauses count not."""
+def test_a_wait_over_many_windows_counts_in_two(start: Start, version: int) -> None:
+    """In that in which or after which it ends, and in the one before; whether calls are recorded or (before 12.5) waits.
+
+    All of it at once would be held against a time in which the GPU did something else. That it lasted for more than an
+    hour makes no record invalid.
+    """
     agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.3")
     agent.trace(f"version {version}")
-    before = agent.published(5)
-    agent.do("sync 4 ns=60000000000")
-    now = agent.wait(lambda now: sync_of(now)[1] > 0)
+    agent.published(5)
+    agent.do("sync 4 ns=10000000000000")
+    now = agent.published(2)
     calls, ns = sync_of(now)
+    lengths = sorted(end - begin for begin, end in now.intervals() if end)
     assert calls == 0
-    assert before.device().traced_ns * 0.99 <= ns <= now.device().traced_ns
-    assert now.header.records_dropped == 0
+    assert lengths[0] * 0.9 <= ns <= lengths[-1] + lengths[-2]
+    assert (now.header.records_dropped, now.header.records_invalid) == (0, 0)
+    assert sync_of(agent.published(2)) == (calls, ns)
 
 
 def test_a_wait_over_a_discarded_window_does_not_count_there(start: Start) -> None:
     """That time counts as traced nowhere."""
-    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="0.6", DRAIN_SECONDS="0.1")
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="2", DRAIN_SECONDS="0.1")
     agent.trace()
     agent.do("unfinished kernel")
     agent.wait(lambda now: now.header.windows_discarded == 1)
-    before = agent.published()
     agent.do("sync 4 ns=60000000000")
-    now = agent.wait(lambda now: sync_of(now)[1] > 0)
-    assert before.device().traced_ns * 0.99 <= sync_of(now)[1] <= now.device().traced_ns
+    assert sync_of(agent.published()) == (0, 0)
 
 
 def test_kernels_first_seen_in_a_discarded_window(start: Start) -> None:

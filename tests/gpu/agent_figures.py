@@ -332,7 +332,14 @@ def settings(bench: Bench, seconds: float) -> None:
 
 
 NOTHING = ""
-RECORDED = [NOTHING, "kernels", "kernels,copies", "kernels,calls", "kernels,calls,copies"]
+RECORDED = [
+    NOTHING,
+    "kernels",
+    "kernels,copies",
+    "kernels,calls",
+    "kernels,calls,copies",
+    "kernels,calls,copies,driver",
+]
 HALF_NS = 500_000_000
 HALF = {"window_seconds": "0.5", "period_seconds": "1", "budget": "100"}
 SETTINGS_TURNS = 2
