@@ -188,7 +188,8 @@ def _host_waited() -> Json:
     return stat(
         "Host waited for GPU",
         "Share of the time in synchronisation and in copies from or to pageable memory, of all threads together, "
-        "so it may pass 100 %. Where the GPU ran most of the time that is well; else look for .item(), .cpu() and tensors made on the CPU.",
+        "so it may pass 100 %. Where the GPU ran most of the time that is well; else look for .item(), .cpu() and "
+        "tensors made on the CPU.",
         "percentunit",
         latest(f"{_waits(RANGE)} / ({_sum(TRACED, span=RANGE)} > 0)"),
         decimals=0,
@@ -613,8 +614,8 @@ def _records() -> Json:
     return _said(
         timeseries(
             "Records that agents could not use",
-            "As a share of all. dropped: lost, sums are too small, or of no use. invalid: impossible times. unmatched: a launch or "
-            "a kernel without the other half, which only launch to start misses.",
+            "As a share of all. dropped: lost, sums are too small, or of no use. invalid: impossible times. "
+            "unmatched: a launch or a kernel without the other half, which only launch to start misses.",
             "percentunit",
             query(f"sum by(result) ({lost}) / on() group_left() (sum ({records}) > 0)", "{{result}}"),
             overrides=colored({"dropped": "#f2495c", "invalid": "#c4162a", "unmatched": "#fade2a"}),

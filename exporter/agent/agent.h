@@ -5,6 +5,7 @@
  *   cupti    CUPTI and the driver
  *   buffers  the memory that CUPTI fills; the only code that runs on other threads
  *   records  what a record means
+ *   runs     kernels, and nodes of graphs whose times are in doubt
  *   pairs    a call and the work it launched, by correlation id
  *   kernels  names and slots
  *   unions   busy, overlapping and idle time
@@ -167,6 +168,20 @@ void unions_reset(uint64_t from);
 enum { THREADS = 256 };
 static inline uint32_t thread_start(uint32_t id) { return id * UINT32_C(2654435761) >> 24; }
 
+/* ---- runs ---- */
+
+struct run {
+    uint64_t start, end;
+    uint32_t slot, device, context, stream, correlation;
+    enum activity activity;
+    bool in_graph;
+};
+/* A kernel that ran. Nodes of graphs that do not lie in the window wait for runs_close. */
+void runs_add(const struct run *run);
+/* All records are here. Before pairs_close. */
+void runs_close(void);
+void runs_forget(void);
+
 /* ---- sums ---- */
 
 /* What the window has collected so far beside kernels and intervals. */
@@ -174,6 +189,7 @@ struct sums {
     struct agent_device devices[AGENT_DEVICES]; /* as in the file */
     uint64_t executions[AGENT_DEVICES];
     uint64_t kept, dropped, invalid, unmatched;
+    uint64_t unsound; /* nodes with times of another replay; dropped ones, in the file */
     uint64_t nodes;  /* records inside graphs */
     uint64_t work;   /* kernels, copies and sets outside of them */
     uint64_t graphs; /* calls that launch one */
@@ -225,6 +241,7 @@ void kinds_lost_calls(void); /* none come: a tool that came and went has disable
 bool kinds_have_calls(void);    /* are recorded: waits, and launches where single functions can be */
 bool kinds_have_launches(void);
 bool kinds_have_copies(void);
+bool kinds_wanted(uint32_t kind); /* its records are of our asking */
 
 /* ---- windows ---- */
 
@@ -235,6 +252,7 @@ enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
 enum moment windows_moment(uint64_t time);
 bool windows_began_by(uint64_t time);
 bool windows_ended_by(uint64_t time);
+uint64_t windows_cut(uint64_t time); /* the window's end, if that was before */
 bool windows_contain(uint64_t start);  /* work that is recorded in pauses too counts where it starts */
 uint64_t windows_opening(void); /* before kernels were switched on */
 /* Of a wait: the ns of it in this window and in the one that was published last, and whether it began in one of them. */

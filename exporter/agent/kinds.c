@@ -20,6 +20,18 @@ bool kinds_have_calls(void) { return with_calls; }
 bool kinds_have_launches(void) { return with_calls && cupti_can_record_calls(); }
 bool kinds_have_copies(void) { return with_copies; }
 
+bool kinds_wanted(uint32_t kind)
+{
+    switch (kind) {
+    case KIND_CONCURRENT_KERNEL: return true;
+    case KIND_MEMCPY: case KIND_MEMCPY2: case KIND_MEMSET: return with_copies;
+    case KIND_RUNTIME: return kinds_have_launches();
+    case KIND_DRIVER: return with_driver;
+    case KIND_SYNCHRONIZATION: return with_calls && !kinds_have_launches();
+    default: return false;
+    }
+}
+
 static void load(void)
 {
     is_loaded = true;

@@ -57,16 +57,6 @@ static void count_work(bool in_graph)
     sums.work += !in_graph;
 }
 
-/* Of a replay that goes on while kernels are switched CUPTI 13.0.1 tells nodes with the start of an earlier one, from
- * before the window, or with an end of when we asked for their records, a quarter of a second later. What was launched in
- * the window and runs after it takes about as long as the same in it. */
-static bool is_sound_node(uint32_t slot, uint64_t start, uint64_t end)
-{
-    enum { TIMES_THE_LONGEST = 2 };
-    bool is_usual = end - start <= TIMES_THE_LONGEST * kernels_at(slot)->max_ns;
-    return windows_began_by(start) && (!windows_ended_by(end) || is_usual);
-}
-
 static void take_kernel(const uint8_t *record)
 {
     uint64_t start = u64_at(record, KERNEL_START), end = u64_at(record, KERNEL_END);
@@ -85,24 +75,12 @@ static void take_kernel(const uint8_t *record)
     struct shape shape;
     memcpy(shape.grid, record + KERNEL_GRID, sizeof shape.grid);
     memcpy(shape.block, record + KERNEL_BLOCK, sizeof shape.block);
-    uint32_t slot = kernels_slot(device, name, &shape);
-    if (in_graph && !is_sound_node(slot, start, end)) {
-        sums.kept--;
-        sums.dropped++;
-        return;
-    }
-    sums_kernel(slot, device, end - start, in_graph);
-    if (!kinds_have_launches())
-        sums_waiter(context, device);
-    unions_stream(device, context, u32_at(record, KERNEL_STREAM), start, end);
-    enum activity activity = kernels_is_communication(name) ? ACTIVITY_COMMUNICATION : ACTIVITY_COMPUTE;
-    uint32_t interval = unions_add(device, activity, start, end);
-    if (!correlation || !kinds_have_launches())
-        return;
-    if (!in_graph)
-        pairs_kernel(correlation, device, slot, start, interval);
-    else if (windows_trust_graph_ids())
-        pairs_node(correlation, device, interval);
+    bool is_communication = kernels_is_communication(name);
+    runs_add(&(struct run){
+        .start = start, .end = end, .slot = kernels_slot(device, name, &shape), .device = device, .context = context,
+        .stream = u32_at(record, KERNEL_STREAM), .correlation = correlation, .in_graph = in_graph,
+        .activity = is_communication ? ACTIVITY_COMMUNICATION : ACTIVITY_COMPUTE,
+    });
 }
 
 static bool copy_place(const uint8_t *record, struct copy_place *place)
@@ -247,16 +225,16 @@ static bool is_wait(const uint8_t *record, uint32_t kind)
            (is_call && sync_type_of(api_call_of((int)kind, u32_at(record, API_CBID))) >= 0);
 }
 
-/* The bytes that are read of a kind's records; 0: a kind that we did not ask for. */
+/* The bytes that are read of a kind's records; 0: a kind that we did not ask for, but another tool. */
 static size_t needed(uint32_t kind)
 {
-    switch (kind) {
+    switch (kinds_wanted(kind) ? kind : 0) {
     case KIND_CONCURRENT_KERNEL: return KERNEL_NEEDS;
-    case KIND_MEMCPY: return kinds_have_copies() ? MEMCPY_NEEDS : 0;
-    case KIND_MEMCPY2: return kinds_have_copies() ? MEMCPY2_NEEDS : 0;
-    case KIND_MEMSET: return kinds_have_copies() ? MEMSET_NEEDS : 0;
-    case KIND_SYNCHRONIZATION: return kinds_have_calls() ? SYNC_NEEDS : 0;
-    case KIND_RUNTIME: case KIND_DRIVER: return kinds_have_calls() ? API_NEEDS : 0;
+    case KIND_MEMCPY: return MEMCPY_NEEDS;
+    case KIND_MEMCPY2: return MEMCPY2_NEEDS;
+    case KIND_MEMSET: return MEMSET_NEEDS;
+    case KIND_SYNCHRONIZATION: return SYNC_NEEDS;
+    case KIND_RUNTIME: case KIND_DRIVER: return API_NEEDS;
     default: return 0;
     }
 }

@@ -267,7 +267,7 @@ static void reset(const struct finished *window)
 static void add_counts(struct agent_header *h)
 {
     h->records_kept += sums.kept;
-    h->records_dropped += sums.dropped;
+    h->records_dropped += sums.dropped + sums.unsound;
     h->records_invalid += sums.invalid;
     h->records_unmatched += sums.unmatched;
     h->node_records += sums.nodes;
@@ -324,6 +324,7 @@ void sums_discard(void)
         file_end();
     }
     forget_waits();
+    runs_forget();
     pairs_forget();
     settle_kernels(NULL, 0);
     reset(NULL);

@@ -19,6 +19,7 @@
 #define LONGEST_WINDOW (10 * SECOND)
 #define FIRST_PATIENCE (2 * SECOND)
 #define RELIEF (SECOND / 50)
+#define PAUSE_RELIEF (SECOND / 10)
 #define LEAP (SECOND / 2)
 #define SUSPENDED (2 * SECOND)
 enum {
@@ -42,6 +43,7 @@ static struct {
 static struct span {
     uint64_t begin, end;
 } published;
+static uint64_t published_offset; /* of the records' clock to CLOCK_MONOTONIC, then */
 /* In continuous mode the window never closes; what is published is what lies between two marks. */
 static struct {
     bool waits;                   /* for the buffers handed out before it */
@@ -62,6 +64,7 @@ uint64_t windows_opening(void) { return window.opening; }
 
 bool windows_began_by(uint64_t time) { return time >= window.begin; }
 bool windows_ended_by(uint64_t time) { return time > window.end; }
+uint64_t windows_cut(uint64_t time) { return windows_ended_by(time) ? window.end : time; }
 
 /* Work without a time is the open window's. */
 bool windows_contain(uint64_t start)
@@ -74,6 +77,14 @@ bool windows_have_kernels(void) { return with_kernels; }
 bool windows_trust_graph_ids(void) { return cupti_version() >= CUPTI_13_1_1; }
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* Times of before and after the clock was set cannot be held against each other. */
+static void forget_published_if_clock_was_set(uint64_t clock)
+{
+    uint64_t offset = clock - monotonic_ns();
+    if (offset - published_offset + LEAP > 2 * LEAP)
+        published = (struct span){0};
+}
 
 static void add_share(struct share *share, struct span span, uint64_t begin, uint64_t end)
 {
@@ -327,12 +338,21 @@ static bool is_clean(uint64_t now)
     return false;
 }
 
+/* For what came in the pause there may have been no room, which nobody lacks. */
+static void forget_dropped(void)
+{
+    uint64_t dropped;
+    (void)cupti_dropped(&dropped); /* should it fail, the window's end will see it */
+}
+
 static void open_window(uint64_t now)
 {
     if (!is_free(now) || !is_clean(now))
         return;
     note_devices();
+    forget_dropped();
     window.opening = cupti_now();
+    forget_published_if_clock_was_set(window.opening);
     window.closing = window.begin = window.end = NEVER;
     phase = OPEN;
     note_interval_begin();
@@ -460,6 +480,7 @@ static void publish_window(void)
 {
     struct finished finished = {.traced_ns = window.closed - mark.last_at, .from = mark.last_time,
                                 .closed = window.end, .has_union = with_kernels};
+    runs_close();
     pairs_close();
     struct cost cost = cost_of(finished.traced_ns);
     discards = 0;
@@ -469,6 +490,7 @@ static void publish_window(void)
     bool is_bad = publish(&finished);
     phase = IDLE;
     published = (struct span){window.begin, window.end};
+    published_offset = cupti_now() - monotonic_ns();
     if (is_bad)
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
     else if (continuous) /* stopped */
@@ -545,7 +567,6 @@ static bool is_disturbed(uint64_t until)
 static void finish_window(uint64_t now)
 {
     if (is_disturbed(window.closed)) {
-        published = (struct span){0}; /* in another time, perhaps */
         throw_away(now);
     } else if (with_kernels && !continuous && lacks_kernels()) {
         throw_away(now);
@@ -642,6 +663,7 @@ static void publish_mark(bool complete, uint64_t now)
     }
     struct finished finished = {.traced_ns = mark.at - mark.last_at, .from = mark.last_time, .closed = mark.time,
                                 .has_union = complete && with_kernels, .continues = true};
+    runs_close();
     struct cost cost = cost_of(finished.traced_ns);
     bool is_bad = publish(&finished);
     note_schedule(cost.always + cost.tracing, finished.traced_ns, finished.traced_ns);
@@ -768,23 +790,25 @@ static uint64_t step_stopped(uint64_t now)
     return now;
 }
 
-/* Of what is recorded in pauses too. Threads that have ended leave their buffers with CUPTI until it is asked for them. */
-static void empty_buffers(uint64_t now)
+/* Of what is recorded in pauses too. Threads that have ended leave their buffers with CUPTI until it is asked for them,
+ * which does a profiler no harm, and has no need to be done once it has its own callbacks. Answers when to look again. */
+static uint64_t empty_buffers(uint64_t now)
 {
     static uint64_t next;
     buffers_drain(false);
-    if (phase == HALTED || !buffers_pressed() || now < next)
-        return;
-    next = now + SECOND;
+    if (!buffers_pressed())
+        return NEVER;
+    if (now < next)
+        return next;
+    next = now + PAUSE_RELIEF;
     buffers_relieved();
     (void)cupti_flush(false); /* should it fail, the next window will see it */
     buffers_drain(false);
+    return NEVER;
 }
 
-uint64_t windows_step(uint64_t now)
+static uint64_t step(uint64_t now)
 {
-    if (phase != OPEN && phase != DRAINING)
-        empty_buffers(now);
     switch (phase) {
     case ATTACHING: return step_attaching(now);
     case IDLE: return step_idle(now);
@@ -794,4 +818,10 @@ uint64_t windows_step(uint64_t now)
     case STOPPED: return step_stopped(now);
     default: return NEVER;
     }
+}
+
+uint64_t windows_step(uint64_t now)
+{
+    uint64_t relief = phase == OPEN || phase == DRAINING ? NEVER : empty_buffers(now);
+    return least(step(now), relief);
 }

@@ -503,8 +503,8 @@ COPY_API_SECONDS = Spec(
 SYNC_SECONDS = Spec(
     "gpu_hpc_sync_seconds_total",
     "counter",
-    "Time that host threads waited for the GPU in trace windows, by what they waited for; of each what lies in the window "
-    f"in which, or after which, it ends, and in the one before; counted when it has ended. {_RATE}",
+    "Time that host threads waited for the GPU in trace windows, by what they waited for; of each what lies in the "
+    f"window in which, or after which, it ends, and in the one before; counted when it has ended. {_RATE}",
     (*JOB, "call"),
     "call: event, stream, context, unknown",
 )

@@ -164,7 +164,7 @@ def test_functions_are_enabled_inside_cuinit_and_never_switched(start: Start) ->
 def test_calls_of_functions_that_another_tool_wants(start: Start) -> None:
     """It enabled their kind and takes no subscription; ours are among them and count, each once."""
     agent = start(MODE="continuous")
-    agent.trace("all_calls")
+    agent.trace("all_calls 1")
     agent.do("kernel a count=5", "kernel b count=2000 cbid=10 work=0")  # 10: cudaFree
     now = agent.wait(lambda now: "a" in now.kernels())
     assert now.kernels()["a"].latency_count == now.device().launch_api_calls == 5
@@ -228,6 +228,44 @@ def test_a_tool_that_came_and_went_in_a_pause_with_our_buffers(start: Start) -> 
     now = agent.published()
     assert now.header.flags & (LAUNCHES | NO_COPIES | NO_WAITS) == NO_COPIES | NO_WAITS
     assert "its" not in now.kernels()
+
+
+@pytest.mark.parametrize(
+    ("version", "others"), [(20, "all_calls 1"), (130001, "all_waits"), (130001, "all_calls 1"), (20, "all_waits")]
+)
+def test_waits_that_another_tool_wants_too(start: Start, version: int, others: str) -> None:
+    """They count once, as we asked for them; and without calls of our own launches lack nothing."""
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
+    agent.trace(f"version {version}", others)
+    agent.do("sync 4 ns=1000000", "kernel a count=100")
+    now = agent.published()
+    assert (now.device().sync_calls[4], now.device().sync_ns[4]) == (1, 1_000_000)
+    assert (now.kernels()["a"].executions, now.header.windows_discarded) == (100, 0)
+
+
+def test_calls_of_a_pause_that_found_no_room_are_not_dropped(start: Start) -> None:
+    """More threads than there are buffers: nobody lacks their calls."""
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="3")
+    agent.trace()
+    agent.published()
+    agent.do("kernel a work=0 threads=700", "kernel a work=0 threads=700")
+    now = agent.published()
+    assert (now.header.records_dropped, now.header.windows_discarded) == (0, 0)
+
+
+@pytest.mark.parametrize("version", [25, 130001])
+def test_threads_that_come_and_go_in_a_pause(start: Start, version: int) -> None:
+    """They leave their buffers with CUPTI, which is asked for them before it has all; a subscriber changes nothing."""
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="0.6", RESUME_AFTER_PROFILER_MINUTES="0.001")
+    agent.trace(f"version {version}")
+    agent.published()
+    agent.do("subscribe")
+    agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
+    for _ in range(20):
+        agent.do("kernel a work=0 threads=100")
+        fake_activity.until(lambda: agent.calls()["@buffers"] < 500)
+    agent.do("unsubscribe")
+    agent.published()
 
 
 def test_a_profiler_that_began_before_there_was_a_context(start: Start) -> None:

@@ -103,21 +103,86 @@ def test_a_replay_that_went_on_when_the_window_began(start: Start) -> None:
     agent = start(MODE="continuous")
     agent.do("base in=0")
     agent.trace()
-    agent.do("graph g nodes=8 at=0", "graph g nodes=8", "kernel a")
+    agent.do("graph g nodes=1 at=0 ns=200000000 count=8", "graph g nodes=8", "kernel a")
     now = agent.wait(lambda now: "a" in now.kernels())
     assert (now.kernels()["g"].executions, now.kernels()["g"].max_ns) == (8, 1000)
     assert (now.header.records_dropped, now.header.records_invalid) == (8, 0)
 
 
 def test_a_replay_that_goes_on_when_the_window_ends(start: Start) -> None:
-    """Some of its nodes end when their records are asked for; those that take as long as always are sound."""
+    """Some of its nodes end when their records are asked for; those that take as long as always are sound.
+
+    Of the others it is known that they ran, from their start to the window's end at least.
+    """
     agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
     agent.trace("base in=0")
-    agent.do("graph g nodes=4 ns=1000000", "graph g nodes=1 ns=1500000000", "graph queued nodes=1500 ns=1000000")
+    agent.do("graph g nodes=4 ns=1000000", "graph queued nodes=1500 ns=1000000", "graph g nodes=1 ns=1500000000")
     now = agent.published()
     assert (now.kernels()["g"].executions, now.kernels()["g"].ns) == (4, 4_000_000)
     assert (now.kernels()["queued"].executions, now.kernels()["queued"].max_ns) == (1500, 1_000_000)
     assert (now.header.records_dropped, now.header.records_invalid, now.header.windows_discarded) == (1, 0, 0)
+    assert now.device().idle_host_ns < 0.5e9
+
+
+def test_sound_nodes_may_come_in_any_order(start: Start) -> None:
+    """A buffer with what ran after the window may be emptied before the one with what ran in it."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace()
+    agent.do("stall 1", "base in=0", "kernel x")
+    agent.do("graph g nodes=1 ns=1000000 delay=1500000000 lane=0", "graph g nodes=5 ns=1000000 lane=1")
+    agent.do("until 1700000000", "stall 0")
+    now = agent.published()
+    assert (now.kernels()["g"].executions, now.header.records_dropped) == (6, 0)
+
+
+@pytest.mark.parametrize("version", [130001, 130101])
+def test_nodes_longer_than_a_window(start: Start, version: int) -> None:
+    """Nothing says that their times are wrong, and the GPU was busy."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace(f"version {version}")
+    agent.do("kernel x ns=1000000", "graph g nodes=1 ns=1500000000")
+    now = agent.published()
+    device = now.device()
+    assert (now.kernels()["g"].executions, now.header.records_dropped) == (1, 0)
+    assert device.busy_ns >= 1_500_000_000
+    assert device.idle_host_ns + device.idle_queue_ns + device.idle_other_ns < 100_000_000
+    assert (device.graph_launches_traced, device.graph_launches_untraced) == (1, 0)
+
+
+def test_a_replay_of_nodes_that_are_all_different(start: Start) -> None:
+    """Each runs once in it: those that cross the window's end, or come after it, have nothing to be held against."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace()
+    agent.do("base in=0")
+    agent.do(*(f"graph g{i} nodes=1 ns=100000000 at={i * 100_000_000}" for i in range(20)))
+    now = agent.published()
+    assert len(now.kernels()) == 20
+    assert now.header.records_dropped == 0
+
+
+@pytest.mark.parametrize("skew_s", [10, -10])
+def test_p02_nodes_of_a_gpu_whose_clock_is_off(start: Start, skew_s: int) -> None:
+    """P02: none lies in the window, so that none is wrong for it."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace()
+    agent.do("kernel x", f"graph g nodes=500 skew={skew_s * 10**9}")
+    now = agent.published()
+    assert (now.kernels()["g"].executions, now.header.records_dropped) == (500, 0)
+
+
+def test_unsound_nodes_beside_calls_that_do_not_come(start: Start) -> None:
+    """A tool has disabled the calls: that is noticed all the same."""
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
+    agent.do("base in=0")
+    agent.trace()
+    agent.do("graph g nodes=5", "kernel a")
+    agent.published()
+    agent.do("all_calls 0")
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel a count=500", "graph g nodes=1 at=0 ns=100000000")
+    now = agent.wait(lambda now: now.kernels()["a"].executions == 501)
+    assert now.header.records_dropped == 1
+    assert now.header.flags & 17 == 16  # no launches, no waits
 
 
 def test_a_graph_launched_while_a_window_opened(start: Start) -> None:

@@ -76,7 +76,7 @@ def test_a_window_waits_for_work_that_runs_later(start: Start) -> None:
 
 
 def test_calls_while_it_opens_and_closes(start: Start) -> None:
-    """Calls are recorded all the time, kernels while they are switched on: others are neither unmatched nor in a sum."""
+    """Calls are recorded all the time, kernels in windows: the calls of others are neither unmatched nor in a sum."""
     agent = start()
     agent.do("slow cuptiActivityEnable ms=10", "slow cuptiActivityDisable ms=10")
     agent.begin()
@@ -269,7 +269,7 @@ def test_a_wait_that_ends_after_the_window_counts_up_to_its_end(start: Start) ->
 
 @pytest.mark.parametrize("version", [20, 130001])
 def test_a_wait_over_many_windows_counts_in_two(start: Start, version: int) -> None:
-    """In that in which or after which it ends, and in the one before; whether calls are recorded or (before 12.5) waits.
+    """In that in which or after which it ends, and in the one before; by calls or (before CUPTI 12.5) records of waits.
 
     All of it at once would be held against a time in which the GPU did something else. That it lasted for more than an
     hour makes no record invalid.
@@ -285,6 +285,21 @@ def test_a_wait_over_many_windows_counts_in_two(start: Start, version: int) -> N
     assert lengths[0] * 0.9 <= ns <= lengths[-1] + lengths[-2]
     assert (now.header.records_dropped, now.header.records_invalid) == (0, 0)
     assert sync_of(agent.published(2)) == (calls, ns)
+
+
+@pytest.mark.parametrize("when", [State.WAITING, State.TRACING])
+def test_a_wait_after_the_clock_was_set_back(start: Start, when: State) -> None:
+    """By its times it may lie in a window that was published before."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="2")
+    agent.trace()
+    agent.published()
+    wait_state(agent, when)
+    agent.do("clock -2000000000")
+    discarded = when == State.TRACING
+    agent.wait(lambda now: now.header.windows_discarded == discarded and now.header.state == State.WAITING)
+    wait_state(agent, State.TRACING)
+    agent.do("base in=0", "until 300000000", "sync 4 ns=100000000")
+    assert sync_of(agent.published())[1] == 100_000_000
 
 
 def test_a_wait_over_a_discarded_window_does_not_count_there(start: Start) -> None:

@@ -419,7 +419,8 @@ void tool_subscribe(bool yes)
     pthread_mutex_unlock(&lock);
 }
 
-void tool_wants_calls(void) { engine_enable(RUNTIME, true); }
+void tool_wants_calls(bool yes) { engine_enable(RUNTIME, yes); }
+void tool_wants_waits(void) { engine_enable(SYNC, true); }
 
 static long tool_kernels;
 static bool tool_frees; /* whatever it gets, as XLA's profiler does */

@@ -53,7 +53,8 @@ void abandon_buffers(void); /* a fork's child: CUPTI is dead there, but its call
 
 /* The other tool. */
 void tool_subscribe(bool yes);
-void tool_wants_calls(void);        /* of all functions, and no subscription */
+void tool_wants_calls(bool yes);    /* of all functions, and no subscription; or no more */
+void tool_wants_waits(void);
 bool tool_is_subscribed(void);
 void tool_take_over(bool frees);    /* its callbacks and kinds, as torch.profiler does; frees: also our buffers */
 long tool_let_go(void);             /* disables them; answers how many kernels it got */

@@ -270,11 +270,10 @@ static void synchronise(char **words)
     static const uint32_t IDS[2][5] = {{0, 137, 147, 131, 165}, {0, 121, 295, 126, 17}};
     uint32_t driver = number(words, "driver", 0) != 0, type = (uint32_t)atoi(words[0]);
     uint8_t record[64] = {0};
-    if (!kind_on(SYNC)) {
-        uint32_t id = (uint32_t)number(words, "cbid", type < 5 ? IDS[driver][type] : 0);
-        append_call(driver ? DRIVER : RUNTIME, id, now - ns, now, next_correlation(), 0, 0);
+    uint32_t id = (uint32_t)number(words, "cbid", type < 5 ? IDS[driver][type] : 0);
+    append_call(driver ? DRIVER : RUNTIME, id, now - ns, now, next_correlation(), 0, 0);
+    if (!kind_on(SYNC))
         return;
-    }
     put32(record, 0, SYNC);
     put32(record, 4, type);
     put64(record, 8, (uint64_t)(now - ns));
@@ -455,7 +454,9 @@ static bool command(char **words)
     else if (strcmp(what, "init") == 0)
         initialise(rest);
     else if (strcmp(what, "all_calls") == 0)
-        tool_wants_calls();
+        tool_wants_calls(atoi(argument));
+    else if (strcmp(what, "all_waits") == 0)
+        tool_wants_waits();
     else if (strcmp(what, "alarms") == 0)
         settings.has_alarms = true;
     else if (strcmp(what, "context") == 0)

@@ -33,10 +33,10 @@ class Waits:
     """Rates are per second that an agent looked; None where nothing of the kind happened, or where it is not recorded.
 
     queue_s: mean from launch to start. host_wait: seconds a second that the host's threads waited for the GPU, in
-    copies too where the time of such calls is recorded; above 1 where several wait. many_short: share of the launches outside graphs that were of
-    kernels that show that pattern in these looks. busy: share of the time in which a kernel or copy ran. exposed:
-    communication beside which nothing computed, as a share of the time in which any kernel ran. jittery: share of the
-    time in kernels of jittery_kernel, the one of that pattern that has most of it.
+    copies too where the time of such calls is recorded; above 1 where several wait. many_short: share of the launches
+    outside graphs that were of kernels that show that pattern in these looks. busy: share of the time in which a kernel
+    or copy ran. exposed: communication beside which nothing computed, as a share of the time in which any kernel ran.
+    jittery: share of the time in kernels of jittery_kernel, the one of that pattern that has most of it.
     """
 
     job: str
