@@ -84,11 +84,12 @@ uint32_t buffers_new_epoch(void);
 /* Whether CUPTI has all buffers of this epoch and earlier ones given back. */
 bool buffers_are_back(uint32_t epoch);
 /* Never waits again for the buffers of this epoch and earlier ones: another tool has them. Their records are lost, and
- * large ones are replaced. */
+ * they are replaced. */
 void buffers_forget(uint32_t epoch);
 uint32_t buffers_out(void);
 /* Since they were relieved last, CUPTI has taken of the last half of the large ones. */
 bool buffers_pressed(void);
+bool buffers_scarce(void); /* three in four are with CUPTI */
 void buffers_relieved(void);
 bool buffers_exhausted(void); /* CUPTI asked for more than there are, and would crash without */
 
@@ -252,7 +253,8 @@ enum moment { MOMENT_OUTSIDE, MOMENT_EDGE, MOMENT_INSIDE };
 enum moment windows_moment(uint64_t time);
 bool windows_began_by(uint64_t time);
 bool windows_ended_by(uint64_t time);
-uint64_t windows_cut(uint64_t time); /* the window's end, if that was before */
+uint64_t windows_begin_at(uint64_t time); /* the window's begin, if that comes after */
+uint64_t windows_cut(uint64_t time);      /* the window's end, if that was before */
 bool windows_contain(uint64_t start);  /* work that is recorded in pauses too counts where it starts */
 uint64_t windows_opening(void); /* before kernels were switched on */
 /* Of a wait: the ns of it in this window and in the one that was published last, and whether it began in one of them. */

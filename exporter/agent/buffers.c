@@ -4,14 +4,13 @@
  * callbacks run on the program's threads: they set bits, and our own thread does the rest.
  * Buffers that are not ours (another tool registered its callbacks, and ours were called with its buffers) are left
  * alone. Not every tool does that: XLA's profiler frees what it gets, or takes it for one of its own, of 32 KiB. So each
- * large one is from the heap, and what a tool may have got is replaced.
+ * is from the heap, and what a tool may have got is replaced.
  * After a fork the child's callbacks still work, on its own copy, and nobody empties it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "agent.h"
 
@@ -22,8 +21,7 @@ enum {
 };
 static_assert(LARGE % WORD == 0 && SMALL % WORD == 0, "bits fill their words");
 
-static _Atomic(uint8_t *) large[LARGE]; /* touched when used, as the small ones */
-static uint8_t *arena;                   /* the small ones */
+static _Atomic(uint8_t *) memory[BUFFERS]; /* the large ones are touched when used */
 static _Alignas(8) uint8_t last_resort[SMALL_SIZE];
 static _Atomic uint64_t available[WORDS]; /* bit set: here */
 static _Atomic uint64_t returned[WORDS];  /* bit set: given back, and not yet emptied. Neither: CUPTI has it */
@@ -33,46 +31,29 @@ static _Atomic uint32_t epoch = 1;
 static uint32_t forgotten;                /* buffers of this epoch and before are lost to another tool */
 static atomic_bool may_refuse, exhausted, pressed;
 
+static size_t size_of(int index) { return index < LARGE ? LARGE_SIZE : SMALL_SIZE; }
+
 bool buffers_create(void)
 {
-    if (arena)
-        return true;
-    for (int i = 0; i < LARGE; i++) {
-        if (!atomic_load(&large[i]))
-            atomic_store(&large[i], malloc(LARGE_SIZE));
-        if (!atomic_load(&large[i]))
+    for (int i = 0; i < BUFFERS; i++) {
+        uint8_t *made = atomic_load(&memory[i]) ? NULL : malloc(size_of(i));
+        if (made)
+            atomic_store(&memory[i], made);
+        if (!atomic_load(&memory[i]))
             return false;
+        atomic_fetch_or(&available[i / WORD], made ? UINT64_C(1) << (i % WORD) : 0);
     }
-    size_t size = (size_t)SMALL * SMALL_SIZE;
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED)
-        return false;
-    arena = memory;
-    for (int i = 0; i < WORDS; i++)
-        atomic_store(&available[i], UINT64_MAX);
     return true;
 }
 
 void buffers_set_version(uint32_t version) { atomic_store(&may_refuse, version >= CUPTI_12_9); }
 
-static uint8_t *place_of(int index, size_t *size)
-{
-    *size = index < LARGE ? LARGE_SIZE : SMALL_SIZE;
-    return index < LARGE ? atomic_load(&large[index]) : arena + (size_t)(index - LARGE) * SMALL_SIZE;
-}
-
 static int index_of(const uint8_t *buffer)
 {
-    uintptr_t start = (uintptr_t)arena, here = (uintptr_t)buffer;
-    if (!start || !here)
-        return -1;
-    for (int i = 0; i < LARGE; i++)
-        if (atomic_load(&large[i]) == buffer)
+    for (int i = 0; buffer && i < BUFFERS; i++)
+        if (atomic_load(&memory[i]) == buffer)
             return i;
-    if (here < start || here - start >= (size_t)SMALL * SMALL_SIZE)
-        return -1;
-    size_t offset = here - start;
-    return offset % SMALL_SIZE ? -1 : LARGE + (int)(offset / SMALL_SIZE);
+    return -1;
 }
 
 /* Takes the first that is there, so that few of their pages are ever touched. -1: none. */
@@ -95,7 +76,8 @@ void buffers_requested(uint8_t **buffer, size_t *size, size_t *most_records)
     int index = take();
     if (index >= 0) {
         atomic_store(&epochs[index], atomic_load(&epoch));
-        *buffer = place_of(index, size);
+        *buffer = atomic_load(&memory[index]);
+        *size = size_of(index);
         if (index >= LARGE / 2 && !atomic_exchange(&pressed, true))
             wake_agent();
         return;
@@ -105,7 +87,8 @@ void buffers_requested(uint8_t **buffer, size_t *size, size_t *most_records)
         *size = 0;
         return;
     }
-    /* Older versions crash on a refusal. This memory is nobody's, tracing ends at once (windows.c). */
+    /* Older versions crash on a refusal. What is written to this memory, be it by several threads, nobody reads; tracing
+     * ends, at once or with the next window (windows.c). */
     atomic_store(&exhausted, true);
     *buffer = last_resort;
     *size = sizeof last_resort;
@@ -121,8 +104,7 @@ void buffers_completed(void *context, uint32_t stream, uint8_t *buffer, size_t s
     uint64_t bit = UINT64_C(1) << (index % WORD);
     if ((atomic_load(&available[index / WORD]) | atomic_load(&returned[index / WORD])) & bit)
         return; /* CUPTI did not have it */
-    size_t most;
-    place_of(index, &most);
+    size_t most = size_of(index);
     filled[index] = valid < most ? valid : most;
     atomic_fetch_or(&returned[index / WORD], bit);
     wake_agent();
@@ -134,8 +116,7 @@ void buffers_drain(bool keep)
         uint64_t bits = atomic_load(&returned[word]);
         for (uint64_t rest = bits; rest; rest &= rest - 1) {
             int index = word * WORD + __builtin_ctzll(rest);
-            size_t size;
-            uint8_t *buffer = place_of(index, &size);
+            uint8_t *buffer = atomic_load(&memory[index]);
             bool ours = atomic_load(&epochs[index]) > forgotten;
             if (filled[index])
                 records_take(buffer, filled[index], keep && ours);
@@ -168,11 +149,11 @@ bool buffers_are_back(uint32_t last)
 void buffers_forget(uint32_t last)
 {
     forgotten = last;
-    for (int index = 0; index < LARGE; index++) {
-        uint8_t *fresh = is_out(index) && atomic_load(&epochs[index]) <= last ? malloc(LARGE_SIZE) : NULL;
+    for (int index = 0; index < BUFFERS; index++) {
+        uint8_t *fresh = is_out(index) && atomic_load(&epochs[index]) <= last ? malloc(size_of(index)) : NULL;
         if (!fresh)
             continue;
-        atomic_store(&large[index], fresh);
+        atomic_store(&memory[index], fresh);
         atomic_fetch_or(&available[index / WORD], UINT64_C(1) << (index % WORD));
     }
 }
@@ -188,6 +169,8 @@ uint32_t buffers_out(void)
 }
 
 bool buffers_pressed(void) { return atomic_load(&pressed); }
+
+bool buffers_scarce(void) { return buffers_out() > BUFFERS / 4 * 3; }
 
 void buffers_relieved(void) { atomic_store(&pressed, false); }
 

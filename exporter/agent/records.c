@@ -229,7 +229,7 @@ static bool is_wait(const uint8_t *record, uint32_t kind)
 static size_t needed(uint32_t kind)
 {
     switch (kinds_wanted(kind) ? kind : 0) {
-    case KIND_CONCURRENT_KERNEL: return KERNEL_NEEDS;
+    case KIND_CONCURRENT_KERNEL: return windows_have_kernels() ? KERNEL_NEEDS : 0;
     case KIND_MEMCPY: return MEMCPY_NEEDS;
     case KIND_MEMCPY2: return MEMCPY2_NEEDS;
     case KIND_MEMSET: return MEMSET_NEEDS;

@@ -3,7 +3,7 @@
  * Of a replay that goes on while kernels are switched CUPTI 13.0.1 tells nodes with the start of an earlier one, from
  * before the window, or with an end of when we asked for their records, a quarter of a second later
  * (docs/benchmarks.md). So nodes that do not lie in the window are held until all its records are here, in whatever order
- * their buffers come, and count if they took about as long as the same kernel does otherwise. */
+ * their buffers come, and those that lie in it are the measure. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -11,7 +11,10 @@ enum { HELD = 1 << 14, TIMES_THE_LONGEST = 2 };
 
 static struct run held[HELD];
 static uint32_t held_count;
-static uint64_t certain; /* nodes that lie in the window */
+/* Of nodes that lay in a window: how long a kernel took at most, and the devices that had some. A clock that was right
+ * once is. */
+static uint64_t longest[AGENT_KERNELS];
+static bool is_clock_right[AGENT_DEVICES];
 
 static void count(const struct run *run)
 {
@@ -28,68 +31,64 @@ static void count(const struct run *run)
         pairs_node(run->correlation, run->device, interval);
 }
 
-/* How long the kernel took at most, in this window or, where it was not seen there, ever. 0: nobody knows. */
-static uint64_t longest_of(uint32_t slot)
-{
-    const struct agent_file *file = file_map();
-    uint64_t here = kernels_at(slot)->max_ns;
-    return here || !file ? here : file->kernels[slot].max_ns;
-}
+/* 0: nobody knows. Slots for what overflows are of many kernels. */
+static uint64_t longest_of(const struct run *run) { return run->slot < AGENT_KERNELS ? longest[run->slot] : 0; }
 
-/* Where no node lies in the window, the GPU's clock is another, and those before it are as good as any. */
+/* What was launched before the window has no record, so that none can have begun there but by another clock: then it
+ * ends there too. */
 static bool is_sound(const struct run *run)
 {
-    uint64_t longest = longest_of(run->slot);
-    if (longest)
-        return run->end - run->start <= TIMES_THE_LONGEST * longest;
-    return windows_began_by(run->start) || !certain;
+    uint64_t known = longest_of(run);
+    if (!windows_began_by(run->start))
+        return !is_clock_right[run->device] && !windows_began_by(run->end);
+    return !known || run->end - run->start <= TIMES_THE_LONGEST * known;
 }
 
-/* It ran, from its start on, but nobody knows until when: not beyond the window, as far as this is concerned. */
+/* It ran, but its start or its end is not known: in the window, for no longer than it ever took. */
 static void drop(const struct run *run)
 {
+    uint64_t known = longest_of(run), start = windows_begin_at(run->start), end = windows_cut(run->end);
+    uint32_t interval = NO_INTERVAL;
     sums.kept--;
     sums.unsound++;
-    uint32_t interval = NO_INTERVAL;
-    if (windows_contain(run->start)) {
-        uint64_t end = windows_cut(run->end);
-        unions_stream(run->device, run->context, run->stream, run->start, end);
-        interval = unions_add(run->device, run->activity, run->start, end);
+    if (windows_began_by(run->start) && known && end > start + known)
+        end = start + known;
+    if (end > start) {
+        unions_stream(run->device, run->context, run->stream, start, end);
+        interval = unions_add(run->device, run->activity, start, end);
     }
     if (run->correlation && kinds_have_launches() && windows_trust_graph_ids())
         pairs_node(run->correlation, run->device, interval);
 }
 
-static void judge(const struct run *run)
+static void note_certain(const struct run *run)
 {
-    if (is_sound(run))
-        count(run);
-    else
-        drop(run);
+    uint64_t ns = run->end - run->start;
+    is_clock_right[run->device] = true;
+    if (run->slot < AGENT_KERNELS && ns > longest[run->slot])
+        longest[run->slot] = ns;
 }
 
 void runs_add(const struct run *run)
 {
-    bool is_certain = !run->in_graph || (windows_began_by(run->start) && !windows_ended_by(run->end));
-    if (is_certain) {
-        certain += run->in_graph;
-        count(run);
-    } else if (held_count < HELD) {
-        held[held_count++] = *run;
-    } else {
-        judge(run);
+    bool is_certain = windows_began_by(run->start) && !windows_ended_by(run->end);
+    if (run->in_graph && !is_certain) {
+        if (held_count < HELD)
+            held[held_count++] = *run;
+        else
+            drop(run);
+        return;
     }
+    if (run->in_graph)
+        note_certain(run);
+    count(run);
 }
 
 void runs_close(void)
 {
     for (uint32_t i = 0; i < held_count; i++)
-        judge(&held[i]);
+        (is_sound(&held[i]) ? count : drop)(&held[i]);
     runs_forget();
 }
 
-void runs_forget(void)
-{
-    held_count = 0;
-    certain = 0;
-}
+void runs_forget(void) { held_count = 0; }

@@ -19,7 +19,6 @@
 #define LONGEST_WINDOW (10 * SECOND)
 #define FIRST_PATIENCE (2 * SECOND)
 #define RELIEF (SECOND / 50)
-#define PAUSE_RELIEF (SECOND / 10)
 #define LEAP (SECOND / 2)
 #define SUSPENDED (2 * SECOND)
 enum {
@@ -64,6 +63,7 @@ uint64_t windows_opening(void) { return window.opening; }
 
 bool windows_began_by(uint64_t time) { return time >= window.begin; }
 bool windows_ended_by(uint64_t time) { return time > window.end; }
+uint64_t windows_begin_at(uint64_t time) { return windows_began_by(time) ? time : window.begin; }
 uint64_t windows_cut(uint64_t time) { return windows_ended_by(time) ? window.end : time; }
 
 /* Work without a time is the open window's. */
@@ -84,6 +84,7 @@ static void forget_published_if_clock_was_set(uint64_t clock)
     uint64_t offset = clock - monotonic_ns();
     if (offset - published_offset + LEAP > 2 * LEAP)
         published = (struct span){0};
+    published.end = least(published.end, clock);
 }
 
 static void add_share(struct share *share, struct span span, uint64_t begin, uint64_t end)
@@ -352,7 +353,6 @@ static void open_window(uint64_t now)
     note_devices();
     forget_dropped();
     window.opening = cupti_now();
-    forget_published_if_clock_was_set(window.opening);
     window.closing = window.begin = window.end = NEVER;
     phase = OPEN;
     note_interval_begin();
@@ -790,17 +790,19 @@ static uint64_t step_stopped(uint64_t now)
     return now;
 }
 
-/* Of what is recorded in pauses too. Threads that have ended leave their buffers with CUPTI until it is asked for them,
- * which does a profiler no harm, and has no need to be done once it has its own callbacks. Answers when to look again. */
+/* Of what is recorded in pauses too. Threads that have ended leave their buffers with CUPTI until it is asked for them:
+ * at once before there are none, whoever is at work beside us. Answers when to look again. */
 static uint64_t empty_buffers(uint64_t now)
 {
-    static uint64_t next;
+    static uint64_t last;
+    bool are_scarce = buffers_scarce();
+    uint64_t next = last + (are_scarce ? RELIEF : SECOND);
     buffers_drain(false);
-    if (!buffers_pressed())
+    if (!buffers_pressed() || (phase == HALTED && !are_scarce))
         return NEVER;
     if (now < next)
         return next;
-    next = now + PAUSE_RELIEF;
+    last = now;
     buffers_relieved();
     (void)cupti_flush(false); /* should it fail, the next window will see it */
     buffers_drain(false);
@@ -822,6 +824,10 @@ static uint64_t step(uint64_t now)
 
 uint64_t windows_step(uint64_t now)
 {
-    uint64_t relief = phase == OPEN || phase == DRAINING ? NEVER : empty_buffers(now);
+    uint64_t relief = NEVER;
+    if (phase == IDLE)
+        forget_published_if_clock_was_set(cupti_now());
+    if (phase != OPEN && phase != DRAINING)
+        relief = empty_buffers(now);
     return least(step(now), relief);
 }

@@ -268,6 +268,19 @@ def test_threads_that_come_and_go_in_a_pause(start: Start, version: int) -> None
     agent.published()
 
 
+def test_a_tool_that_frees_what_more_threads_than_large_buffers_had(start: Start) -> None:
+    """Small ones are of the heap, too."""
+    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="1.5", RESUME_AFTER_PROFILER_MINUTES="0.01")
+    agent.trace()
+    agent.published()
+    agent.do("kernel a work=0 threads=200", "profile frees=1", "kernel a threads=4", "profiled", "unsubscribe")
+    agent.wait(lambda now: now.state == (State.PAUSED, Reason.PROFILER))
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel b threads=200")
+    now = agent.wait(lambda now: "b" in now.kernels())
+    assert now.kernels()["b"].executions == 200
+
+
 def test_a_profiler_that_began_before_there_was_a_context(start: Start) -> None:
     """After cuInit had enabled ours, which stay as it finds them."""
     agent = start()

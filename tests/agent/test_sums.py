@@ -112,7 +112,7 @@ def test_a_replay_that_went_on_when_the_window_began(start: Start) -> None:
 def test_a_replay_that_goes_on_when_the_window_ends(start: Start) -> None:
     """Some of its nodes end when their records are asked for; those that take as long as always are sound.
 
-    Of the others it is known that they ran, from their start to the window's end at least.
+    Of the others it is known that they ran, and for no longer than it ever took.
     """
     agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
     agent.trace("base in=0")
@@ -121,7 +121,50 @@ def test_a_replay_that_goes_on_when_the_window_ends(start: Start) -> None:
     assert (now.kernels()["g"].executions, now.kernels()["g"].ns) == (4, 4_000_000)
     assert (now.kernels()["queued"].executions, now.kernels()["queued"].max_ns) == (1500, 1_000_000)
     assert (now.header.records_dropped, now.header.records_invalid, now.header.windows_discarded) == (1, 0, 0)
-    assert now.device().idle_host_ns < 0.5e9
+    assert now.device().busy_ns == pytest.approx(1_505_000_000, rel=0.01)
+
+
+STALE_ONES = [
+    "graph g nodes=1 at=-30000000000 ns=30000000000 call=0",  # ends in the window, but never began there
+    "graph g nodes=1 at=-9000000000 ns=1000000 call=0",  # all of an earlier replay
+    "graph g nodes=1 at=-3000000000 ns=3000000000 call=0 count=20000",  # more than are held
+]
+
+
+@pytest.mark.parametrize("stale", STALE_ONES)
+def test_stale_nodes_reach_back_in_no_sum(start: Start, stale: str) -> None:
+    """Whatever they say of themselves, the device was not traced before the window, nor busy."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace()
+    agent.do("base in=0", "graph h nodes=10", "kernel x ns=1000000", stale)
+    now = agent.published()
+    assert now.kernels().keys() == {"h", "x"}
+    assert now.device().device_traced_ns < 1_500_000_000
+    assert now.header.records_dropped in (1, 20000)
+
+
+def test_p02_one_of_two_gpus_whose_clock_is_off(start: Start) -> None:
+    """P02: that nodes of one lie in the window says nothing of those of the other."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace("devices 2")
+    agent.do("context 1", "kernel x", "kernel x device=1", "graph g nodes=500")
+    agent.do("graph g nodes=500 device=1 skew=-10000000000")
+    now = agent.published()
+    assert now.kernels(1)["g"].executions == 500
+    assert now.header.records_dropped == 0
+
+
+def test_dropped_nodes_overlap_nothing(start: Start) -> None:
+    """One stream, compute and communication by turns, all with the end of a flush."""
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
+    agent.trace()
+    agent.do("base in=0", "graph g nodes=1 ns=1000000 at=0", "graph nccl nodes=1 ns=1000000 at=1000000")
+    late = [f"graph {'nccl' if i % 2 else 'g'} nodes=1 at={600 + i}000000 ns=900000000 launched=0" for i in range(10)]
+    agent.do(*late)
+    now = agent.published()
+    assert now.header.records_dropped == 10
+    assert now.device().overlap_ns < 1_000_000
+    assert now.device().busy_ns == pytest.approx(12_000_000, rel=0.01)
 
 
 def test_sound_nodes_may_come_in_any_order(start: Start) -> None:
