@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "agent.h"
 
-enum { HELD = 1 << 14, TIMES_THE_LONGEST = 2 };
+enum { HELD = 1 << 16, TIMES_THE_LONGEST = 2 };
 
 static struct run held[HELD];
 static uint32_t held_count;

@@ -127,7 +127,7 @@ def test_a_replay_that_goes_on_when_the_window_ends(start: Start) -> None:
 STALE_ONES = [
     "graph g nodes=1 at=-30000000000 ns=30000000000 call=0",  # ends in the window, but never began there
     "graph g nodes=1 at=-9000000000 ns=1000000 call=0",  # all of an earlier replay
-    "graph g nodes=1 at=-3000000000 ns=3000000000 call=0 count=20000",  # more than are held
+    "graph g nodes=1 at=-3000000000 ns=3000000000 call=0 count=70000",  # more than are held
 ]
 
 
@@ -140,7 +140,7 @@ def test_stale_nodes_reach_back_in_no_sum(start: Start, stale: str) -> None:
     now = agent.published()
     assert now.kernels().keys() == {"h", "x"}
     assert now.device().device_traced_ns < 1_500_000_000
-    assert now.header.records_dropped in (1, 20000)
+    assert now.header.records_dropped in (1, 70000)
 
 
 def test_p02_one_of_two_gpus_whose_clock_is_off(start: Start) -> None:
