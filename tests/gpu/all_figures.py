@@ -61,7 +61,7 @@ def all_figures(folder: Path) -> tuple[Figure, ...]:
         agents("periods", kind="layer", seconds=45),
         agents("lasting", kind="tiny", seconds=250),
         agents("replays", seconds=240),
-        *(agents("settings", kind=kind, seconds=120) for kind in ("tiny", "eager_step", "graph")),
+        *(agents("settings", kind=kind, seconds=190) for kind in ("tiny", "eager_step", "graph")),
         agents("waits", seconds=150),
         agents("endless", seconds=150),
         agents("graphs", seconds=120),
