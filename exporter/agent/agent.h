@@ -72,7 +72,7 @@ void options_read(void);
 
 /* ---- buffers ---- */
 
-bool buffers_create(void);
+bool buffers_create(void); /* once */
 void buffers_set_version(uint32_t version);
 /* CUPTI's callbacks: run on any thread, take no lock, call nothing but futex, leave errno alone. */
 void buffers_requested(uint8_t **buffer, size_t *size, size_t *most_records);

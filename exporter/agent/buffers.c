@@ -36,13 +36,13 @@ static size_t size_of(int index) { return index < LARGE ? LARGE_SIZE : SMALL_SIZ
 bool buffers_create(void)
 {
     for (int i = 0; i < BUFFERS; i++) {
-        uint8_t *made = atomic_load(&memory[i]) ? NULL : malloc(size_of(i));
-        if (made)
-            atomic_store(&memory[i], made);
-        if (!atomic_load(&memory[i]))
+        uint8_t *made = malloc(size_of(i));
+        if (!made)
             return false;
-        atomic_fetch_or(&available[i / WORD], made ? UINT64_C(1) << (i % WORD) : 0);
+        atomic_store(&memory[i], made);
     }
+    for (int word = 0; word < WORDS; word++)
+        atomic_store(&available[word], UINT64_MAX);
     return true;
 }
 

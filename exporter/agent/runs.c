@@ -86,8 +86,12 @@ void runs_add(const struct run *run)
 
 void runs_close(void)
 {
-    for (uint32_t i = 0; i < held_count; i++)
-        (is_sound(&held[i]) ? count : drop)(&held[i]);
+    for (uint32_t i = 0; i < held_count; i++) {
+        if (is_sound(&held[i]))
+            count(&held[i]);
+        else
+            drop(&held[i]);
+    }
     runs_forget();
 }
 

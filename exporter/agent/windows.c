@@ -4,7 +4,8 @@
  *   IDLE       between two windows
  *   OPEN       tracing
  *   DRAINING   tracing is over, the last records are on their way
- *   HALTED     another tool uses CUPTI: nothing is touched, not even what we enabled (it would end their collection)
+ *   HALTED     another tool uses CUPTI: nothing is touched, not even what we enabled (it would end their collection);
+ *              buffers alone are asked for, before CUPTI has them all
  *   STOPPED    gpu_hpc_agent_stop was called
  *   OVER       for good
  */
@@ -109,7 +110,7 @@ enum moment windows_moment(uint64_t time)
 {
     if (time < window.opening || time > window.closing)
         return MOMENT_OUTSIDE;
-    return time < window.begin || time > window.end ? MOMENT_EDGE : MOMENT_INSIDE;
+    return windows_began_by(time) && !windows_ended_by(time) ? MOMENT_INSIDE : MOMENT_EDGE;
 }
 
 /* Evenly in [0, 1). */

@@ -281,6 +281,7 @@ def test_no_thread_can_be_started(start: Start) -> None:
     agent = start()
     agent.begin("fault pthread_create code=11")
     assert agent.kinds() == set()
+    assert agent.calls()["@runtime"] == 0
     assert agent.said() == "gpu-hpc-agent: its thread cannot be started; this process runs on without\n"
     assert_runs_on(agent)
 

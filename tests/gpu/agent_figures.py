@@ -55,12 +55,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=FIGURES)
     parser.add_argument("--seconds", type=float, default=0.0, help="length of a run (default: each figure's own)")
-    parser.add_argument("--kinds", nargs="+", default=["tiny", "eager_step", "graph", "layer"], help="cost, periods")
-    parser.add_argument("--records", default="", help="cost, periods: GPU_HPC_AGENT_RECORDS (default: the agent's own)")
+    parser.add_argument(
+        "--kinds", nargs="+", default=["tiny", "eager_step", "graph", "layer"], help="cost, periods, settings"
+    )
     parser.add_argument("--cupti", default="", help="the library of cupti")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(Path(directory), args.kinds, args.records, args.cupti)
+        bench = Bench(Path(directory), args.kinds, args.cupti)
         for what in args.what:
             say(f"\n## {what}\n")
             FIGURES[what](bench, args.seconds)
@@ -73,10 +74,9 @@ def say(line: str) -> None:
 class Bench:
     """The built agent, and a directory for its files."""
 
-    def __init__(self, directory: Path, kinds: list[str], records: str, cupti: str) -> None:
+    def __init__(self, directory: Path, kinds: list[str], cupti: str) -> None:
         self.directory = directory
         self.kinds = kinds
-        self.records = {"records": records} if records else {}
         self.cupti = cupti
         self.files = directory / "agents"
         self.files.mkdir()
@@ -260,7 +260,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 def cost(bench: Bench, seconds: float) -> None:
     """c_on: how much slower each workload is while the agent traces, from blocks of 1 s in one process."""
     say("| workload | windows | c_on | 95 % interval | at 1 s in 10 s | agent |\n" + "|---" * 6 + "|")
-    environment = bench.environment(period_seconds="1.6", budget="100", **bench.records)
+    environment = bench.environment(period_seconds="1.6", budget="100")
     for kind in bench.kinds:
         told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(seconds or 68), environment=environment)
         agent = told["agent"]
@@ -282,7 +282,7 @@ def periods(bench: Bench, seconds: float) -> None:
     """How much slower each workload is over whole periods, a quarter as long as the default, than between windows."""
     say("| workload | periods | their seconds | slower by | 95 % interval | agent's estimate |\n" + "|---" * 6 + "|")
     for kind in bench.kinds:
-        quarter = bench.environment(window_seconds="0.25", period_seconds="2.5", **bench.records)
+        quarter = bench.environment(window_seconds="0.25", period_seconds="2.5")
         length = seconds or PERIODS_SECONDS[kind]
         told, _ = bench.load("blocks", "--kind", kind, "--seconds", str(length), environment=quarter)
         chunks, intervals = told["chunks"], told["intervals"]
