@@ -238,8 +238,10 @@ int kinds_off(bool kernels);
 void kinds_were_touched(bool is_still_there);
 /* A window was empty: a tool that came and went in a pause may have left its callbacks. The next one registers ours. */
 void kinds_doubt_callbacks(void);
-void kinds_lost_calls(void); /* none come: a tool that came and went has disabled them, or the driver's functions launch */
-bool kinds_have_calls(void);    /* are recorded: waits, and launches where single functions can be */
+/* None come, though there are kernels: a tool that came and went has disabled them, or the driver's functions launch all.
+ * Or they come again. */
+void kinds_note_calls(bool do_come);
+bool kinds_have_calls(void);    /* are recorded, and come: waits, and launches where single functions can be */
 bool kinds_have_launches(void);
 bool kinds_have_copies(void);
 bool kinds_wanted(uint32_t kind); /* its records are of our asking */

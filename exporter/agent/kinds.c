@@ -12,12 +12,13 @@ static const int COPIES[] = {KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET};
 enum { COPY_KINDS = sizeof COPIES / sizeof *COPIES };
 
 static bool is_loaded, with_calls, with_copies, with_driver;
+static bool are_calls_silent; /* enabled, but none come */
 static bool is_registered, may_be_replaced;
 static enum agent_reason why_not_loaded;
 static int early_error;
 
-bool kinds_have_calls(void) { return with_calls; }
-bool kinds_have_launches(void) { return with_calls && cupti_can_record_calls(); }
+bool kinds_have_calls(void) { return with_calls && !are_calls_silent; }
+bool kinds_have_launches(void) { return kinds_have_calls() && cupti_can_record_calls(); }
 bool kinds_have_copies(void) { return with_copies; }
 
 bool kinds_wanted(uint32_t kind)
@@ -25,9 +26,9 @@ bool kinds_wanted(uint32_t kind)
     switch (kind) {
     case KIND_CONCURRENT_KERNEL: return true;
     case KIND_MEMCPY: case KIND_MEMCPY2: case KIND_MEMSET: return with_copies;
-    case KIND_RUNTIME: return kinds_have_launches();
+    case KIND_RUNTIME: return with_calls && cupti_can_record_calls();
     case KIND_DRIVER: return with_driver;
-    case KIND_SYNCHRONIZATION: return with_calls && !kinds_have_launches();
+    case KIND_SYNCHRONIZATION: return with_calls && !cupti_can_record_calls();
     default: return false;
     }
 }
@@ -118,4 +119,4 @@ void kinds_were_touched(bool is_still_there)
     may_be_replaced = is_still_there;
 }
 
-void kinds_lost_calls(void) { with_calls = with_driver = false; }
+void kinds_note_calls(bool do_come) { are_calls_silent = !do_come; }

@@ -195,6 +195,8 @@ static void take_call(const uint8_t *record, int kind)
     if (moment == MOMENT_OUTSIDE || call == CALL_OTHER) /* another tool's, who enabled the kind */
         return;
     sums.calls++;
+    if (!kinds_have_launches()) /* kernels do not wait for them, until the next window */
+        return;
     if (sync_type >= 0 || !end || !is_valid(begin, end)) /* no end: it goes on */
         return;
     if (call == CALL_LAUNCH && !windows_have_kernels()) {

@@ -442,14 +442,17 @@ static bool are_times_bad(void)
     return sums.invalid * 100 > all || (sums.invalid && sums.nodes && cupti_version() < CUPTI_13_0_1);
 }
 
-/* What is told to be recorded is. */
+/* What is told to be recorded is. A few calls among very many kernels do not tell that they come again, or what is told
+ * would change with each window. */
 static void judge_calls(bool complete)
 {
+    enum { SHARE = 10 };
     bool are_missing = complete && sums.plain_kernels >= MANY_KERNELS && !sums.calls && !sums.dropped;
-    if (!kinds_have_launches() || !are_missing)
-        return;
-    kinds_lost_calls();
-    note_versions();
+    bool do_come = sums.calls && sums.calls * SHARE >= sums.plain_kernels;
+    if (cupti_can_record_calls() && (kinds_have_launches() ? are_missing : do_come)) {
+        kinds_note_calls(do_come);
+        note_versions();
+    }
 }
 
 /* Once all records of the window, or up to the mark, are here. Answers whether their times were bad. */

@@ -172,7 +172,10 @@ def test_calls_of_functions_that_another_tool_wants(start: Start) -> None:
 
 @pytest.mark.parametrize("mode", ["duty", "continuous"])
 def test_calls_that_do_not_come_are_told_to_be_unknown(start: Start, mode: str) -> None:
-    """The driver's functions launch all, or a tool that came and went has disabled the calls: absent, not zero."""
+    """The driver's functions launch all, or a tool that came and went has disabled the calls: absent, not zero.
+
+    Until they come again, and not only a few.
+    """
     agent = start(MODE=mode, WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
     agent.trace()
     agent.do(
@@ -186,9 +189,18 @@ def test_calls_that_do_not_come_are_told_to_be_unknown(start: Start, mode: str) 
     assert now.kernels()["c"].executions == 200
     agent.published()
     agent.wait(lambda now: now.header.state == State.TRACING)
-    agent.do("copy h2d memory=pinned", "kernel d count=5")
-    now = agent.wait(lambda now: "d" in now.kernels() and now.copies(H2D, PINNED).count == 2)
-    assert now.kernels()["d"].latency_count == 0
+    agent.do("kernel d driver=1 count=200", "copy h2d memory=pinned", "kernel e count=5")
+    now = agent.wait(lambda now: "e" in now.kernels() and now.copies(H2D, PINNED).count == 2)
+    assert now.kernels()["e"].latency_count == 0
+    assert agent.published().header.flags & (LAUNCHES | NO_WAITS) == NO_WAITS
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel f count=50")
+    agent.wait(lambda now: now.header.flags & (LAUNCHES | NO_WAITS) == LAUNCHES)
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    agent.do("kernel g count=7", "sync 4 ns=1000")
+    now = agent.wait(lambda now: "g" in now.kernels() and now.kernels()["g"].latency_count == 7)
+    assert (now.kernels()["f"].executions, now.device().sync_ns[4]) == (50, 1000)
+    assert now.header.windows_discarded == 0
 
 
 def test_callbacks_are_registered_once(start: Start) -> None:
@@ -237,9 +249,9 @@ def test_waits_that_another_tool_wants_too(start: Start, version: int, others: s
     """They count once, as we asked for them; and without calls of our own launches lack nothing."""
     agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="1")
     agent.trace(f"version {version}", others)
-    agent.do("sync 4 ns=1000000", "kernel a count=100")
+    agent.do("sync 4 ns=1000", "kernel a count=100")
     now = agent.published()
-    assert (now.device().sync_calls[4], now.device().sync_ns[4]) == (1, 1_000_000)
+    assert (now.device().sync_calls[4], now.device().sync_ns[4]) == (1, 1_000)
     assert (now.kernels()["a"].executions, now.header.windows_discarded) == (100, 0)
 
 

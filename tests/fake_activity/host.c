@@ -263,20 +263,21 @@ static void launch_set(char **words)
     append(record, record_size(MEMSET), t.stop, 0);
 }
 
-/* sync TYPE [ns=N] [context=N] [driver=1] [cbid=N]: a record of the wait, or of the call of the function that waits. */
+/* sync TYPE [ns=N] [since=NS] [context=N] [driver=1] [cbid=N]: a record of the wait, or of the call of the function
+ * that waits: for so long, or since then (ns since 1970), until now. */
 static void synchronise(char **words)
 {
-    int64_t now = realtime(), ns = number(words, "ns", 1000);
+    int64_t now = realtime(), began = number(words, "since", now - number(words, "ns", 1000));
     static const uint32_t IDS[2][5] = {{0, 137, 147, 131, 165}, {0, 121, 295, 126, 17}};
     uint32_t driver = number(words, "driver", 0) != 0, type = (uint32_t)atoi(words[0]);
     uint8_t record[64] = {0};
     uint32_t id = (uint32_t)number(words, "cbid", type < 5 ? IDS[driver][type] : 0);
-    append_call(driver ? DRIVER : RUNTIME, id, now - ns, now, next_correlation(), 0, 0);
+    append_call(driver ? DRIVER : RUNTIME, id, began, now, next_correlation(), 0, 0);
     if (!kind_on(SYNC))
         return;
     put32(record, 0, SYNC);
     put32(record, 4, type);
-    put64(record, 8, (uint64_t)(now - ns));
+    put64(record, 8, (uint64_t)began);
     put64(record, 16, (uint64_t)now);
     put32(record, 28, (uint32_t)number(words, "context", 1));
     append(record, record_size(SYNC), now, 0);
