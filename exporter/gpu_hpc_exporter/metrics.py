@@ -524,7 +524,8 @@ GRAPH_LAUNCHES = Spec(
 KERNEL_BUSY_SECONDS = Spec(
     "gpu_hpc_kernel_busy_seconds_total",
     "counter",
-    f"Time in which at least one kernel or copy of a process ran. {_UNION}",
+    "Time in which at least one kernel or copy of a process ran; absent where agents of the job record no copies. "
+    f"{_UNION}",
     JOB,
 )
 KERNEL_ACTIVITY_SECONDS = Spec(

@@ -232,6 +232,11 @@ LAUNCHING = (
 )
 BOTH = ("gpu_hpc_copy_api_seconds_total", "gpu_hpc_kernel_idle_seconds_total")
 """Need launches and copies."""
+OF_ALL = (
+    *("gpu_hpc_kernel_activity_seconds_total copy", "gpu_hpc_kernel_busy_seconds_total"),
+    "gpu_hpc_kernel_idle_seconds_total",
+)
+"""Need all processes of the job to record these."""
 ALWAYS = (
     *("gpu_hpc_kernel_executions_total", "gpu_hpc_kernel_overlap_seconds_total"),
     *("gpu_hpc_kernel_device_traced_seconds_total", "gpu_hpc_kernel_traced_seconds_total"),
@@ -295,13 +300,16 @@ def test_what_an_agent_does_not_record_has_no_series(node: Node, flags: int, mis
 
 
 def test_some_processes_of_a_job_record_and_some_do_not(node: Node) -> None:
-    """The sums of those that do, and everybody's traced time, until the last of them has gone."""
+    """The sums of those that do, and everybody's traced time, until the last of them has gone.
+
+    But not for how long the GPU ran and why it idled, of which nobody knows where some of its copies are not recorded.
+    """
     seeing, blind = node.agent(101), node.agent(102)
     for _ in range(2):
         work(seeing, ALL)
         work(blind, KERNELS_ALONE)
         found = recorded(node.look())
-        assert found.keys() == {*RECORDED}
+        assert found.keys() == {*RECORDED} - {*OF_ALL}
     assert found["gpu_hpc_memcpy_bytes_count"] == 200
     assert found["gpu_hpc_sync_seconds_total"] == 0.5
     assert found["gpu_hpc_kernel_queue_seconds_count"] == 10

@@ -318,6 +318,21 @@ def test_what_is_not_recorded_is_not_known(
         assert found.busy == (None if copying is None else 0.5)
 
 
+def test_how_long_the_gpu_ran_is_known_where_all_processes_record_copies() -> None:
+    """At most: two that ran half of the time may have taken turns."""
+    seen = replace(activity(), sums={"traced_ns": NS, "device_traced_ns": NS, "busy_ns": NS // 2})
+    for told, busy in (
+        (seen, 0.5),
+        (replace(seen, processes=2), 1.0),
+        (replace(seen, processes=9), 1.0),
+        (replace(seen, incomplete=frozenset[Recordable]({"copies"})), None),
+        (replace(seen, incomplete=frozenset[Recordable]({"waits"})), 0.5),
+    ):
+        found = waits((told,))
+        assert found is not None
+        assert found.busy == busy
+
+
 def test_what_is_not_recorded_accuses_nobody() -> None:
     """Neither of copies nor of waits; what kernels alone tell is told all the same."""
     blind = replace(NONE, copying=None, host_wait=None, queue_s=None)

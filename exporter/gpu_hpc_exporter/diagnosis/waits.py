@@ -34,9 +34,10 @@ class Waits:
 
     queue_s: mean from launch to start. host_wait: seconds a second that the host's threads waited for the GPU, in
     copies too where the time of such calls is recorded; above 1 where several wait. many_short: share of the launches
-    outside graphs that were of kernels that show that pattern in these looks. busy: share of the time in which a kernel
-    or copy ran. exposed: communication beside which nothing computed, as a share of the time in which any kernel ran.
-    jittery: share of the time in kernels of jittery_kernel, the one of that pattern that has most of it.
+    outside graphs that were of kernels that show that pattern in these looks. busy: share of the time in which a
+    kernel or copy ran, at most: processes may take turns. exposed: communication beside which nothing computed, as a
+    share of the time in which any kernel ran. jittery: share of the time in kernels of jittery_kernel, the one of that
+    pattern that has most of it.
     """
 
     job: str
@@ -72,7 +73,7 @@ def waits(activities: Sequence[GpuActivity]) -> Waits | None:
         many_short=short / launches if launches else None,
         queue_s=sum(a.queue.ns for a in launching) / NS / queued if queued else None,
         host_wait=_host_wait(recording(activities, "waits")),
-        busy=_busy(recording(activities, "copies")),
+        busy=_busy([activity for activity in recording(activities, "copies") if "copies" not in activity.incomplete]),
         exposed=max(0, communication - overlap) / running if running > 0 else None,
         jittery=jittery,
         jittery_kernel=jittery_kernel,
@@ -113,7 +114,8 @@ def _host_wait(activities: Sequence[GpuActivity]) -> float | None:
 
 def _busy(activities: Sequence[GpuActivity]) -> float | None:
     device_traced_ns = _total(activities, "device_traced_ns")
-    return _total(activities, "busy_ns") / device_traced_ns if device_traced_ns else None
+    processes = max((activity.processes for activity in activities), default=1)
+    return min(1.0, _total(activities, "busy_ns") / device_traced_ns * processes) if device_traced_ns else None
 
 
 def by_kernel(activities: Iterable[GpuActivity]) -> dict[str, KernelAmount]:

@@ -187,6 +187,7 @@ class Pair:
         self.traced_ns = 0
         self.files = 0
         self.unrecorded: frozenset[Recordable] = frozenset()
+        self.incomplete: frozenset[Recordable] = frozenset()
 
     def tally(self, kind: Category) -> Tally:
         """That of a category's kernels without series."""
@@ -479,20 +480,19 @@ class KernelLedger:
                 del self._pairs[key]
 
     def _note_unrecorded(self) -> None:
-        """Find out what none of a pair's files records. One that has no files any more keeps what they told.
+        """Find out what none of a pair's files records, and what some do not. Without files it keeps what they told.
 
-        Where some do, the pair has their sums, though its traced time is that of all: rates are then too low, never
-        too high. A second traced time, of those that record, would be a series more for each, for a mixture that passes
-        with the process that a profiler has touched. Idle time of those that record no launches is in `other`, since
-        what ended it is not known.
+        Where some record copies or waits, the pair has their sums, though its traced time is that of all: rates are
+        then too low, never too high. A second traced time, of those that record, would be a series more for each, for a
+        mixture that passes with the process that a profiler has touched.
         """
-        found: dict[Pair, frozenset[Recordable]] = {}
+        found: dict[Pair, list[frozenset[Recordable]]] = {}
         for account in self._accounts.values():
-            for pair in account.places.values():
-                if pair is not None:
-                    found[pair] = found.get(pair, account.unrecorded) & account.unrecorded
-        for pair, unrecorded in found.items():
-            pair.unrecorded = unrecorded
+            for pair in {pair for pair in account.places.values() if pair is not None}:
+                found.setdefault(pair, []).append(account.unrecorded)
+        for pair, each in found.items():
+            pair.unrecorded = frozenset.intersection(*each)
+            pair.incomplete = frozenset.union(*each)
 
     def _now(self, now_ns: int) -> _Now:
         """Of all processes' last windows, and of their last comparisons, those that are not too old."""
@@ -554,6 +554,8 @@ def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: b
         {name: longest_ns for name, (_, _, longest_ns) in told.items()},
         patterns,
         pair.unrecorded,
+        pair.incomplete,
+        max(pair.files, 1),
     )
 
 

@@ -12,6 +12,7 @@ from gpu_hpc_exporter.model import (
     DURATION_BUCKETS,
     NEEDED_FOR,
     NS,
+    SUMS_OF_ALL,
     ActivitySum,
     AgentState,
     Category,
@@ -128,6 +129,11 @@ class _JobTotals:
 
     def frozen(self) -> JobActivity:
         unrecorded = self._now.unrecorded
+
+        def is_known(name: ActivitySum) -> bool:
+            missing = unrecorded | self._now.incomplete if name in SUMS_OF_ALL else unrecorded
+            return missing.isdisjoint(NEEDED_FOR.get(name, ()))
+
         return JobActivity(
             self._now.uuid,
             self._now.job,
@@ -135,7 +141,7 @@ class _JobTotals:
             self._durations.copy(),
             self._queue if "launches" not in unrecorded else None,
             self._copies.copy() if "copies" not in unrecorded else {},
-            {name: value for name, value in self._sums.items() if unrecorded.isdisjoint(NEEDED_FOR.get(name, ()))},
+            {name: value for name, value in self._sums.items() if is_known(name)},
             self._now,
         )
 

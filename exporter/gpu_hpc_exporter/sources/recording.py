@@ -348,6 +348,7 @@ def _check_activity(activity: GpuActivity) -> None:
         amounts += [row.ns, *row.buckets]
     for copy in copies:
         amounts += [copy.bytes, copy.ns, copy.api_ns, *copy.buckets]
+    amounts.append(activity.processes)
     wrong = [amount for amount in amounts if not 0 <= amount < _MAX_AMOUNT]
     if wrong:
         raise msgspec.ValidationError(f"an amount of {wrong[0]}: expected 0 or more")
