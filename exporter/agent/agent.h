@@ -157,9 +157,10 @@ struct united {
 };
 /* Orders what was noted, once, before unions_of. */
 void unions_sort(void);
-/* from: where the last window ended when tracing did not stop in between (then `closed` is its end too);
-   0: begin and end are found from the streams. closed: until when every launch is known. */
-struct united unions_of(uint32_t device, uint64_t from, uint64_t closed);
+/* from: where the last window ended when tracing did not stop in between; 0: begin and end are found from the streams,
+   and there are none where work began before anything was recorded: its clock is another. closed: until when every
+   launch is known. continues: tracing goes on, and the next window begins there. */
+struct united unions_of(uint32_t device, uint64_t from, uint64_t closed, bool continues);
 /* Forgets all, or keeps what reaches beyond `from` for the next window. */
 void unions_reset(uint64_t from);
 
@@ -182,6 +183,7 @@ void runs_add(const struct run *run);
 /* All records are here. Before pairs_close. */
 void runs_close(void);
 void runs_forget(void);
+void runs_forget_clocks(void); /* that they were right: the host's was set */
 
 /* ---- sums ---- */
 
@@ -195,6 +197,7 @@ struct sums {
     uint64_t work;   /* kernels, copies and sets outside of them */
     uint64_t graphs; /* calls that launch one */
     uint64_t calls;  /* of functions that are recorded */
+    uint64_t launches; /* of these such that launch kernels or graphs */
     uint64_t plain_kernels; /* outside of graphs */
     /* Graph launches whose ids do not lead to their nodes, and the time of these calls. */
     uint64_t loose_graphs, loose_api_ns;
@@ -211,7 +214,7 @@ uint32_t sums_bucket(uint64_t ns);
 uint32_t sums_main_device(void);
 /* A time not exceeded by 95 % of the window's launch-to-start times (a bucket's bound); 0: too few. */
 uint64_t sums_queue_p95(void);
-/* What the window measured. traced_ns: its length. from, closed: as unions_of. */
+/* What the window measured. traced_ns: its length. from, closed, continues: as unions_of. */
 struct finished {
     uint64_t traced_ns, from, closed;
     bool has_union;

@@ -188,17 +188,19 @@ static void take_call(const uint8_t *record, int kind)
     uint32_t correlation = u32_at(record, API_CORRELATION), thread = u32_at(record, API_THREAD);
     enum api_call call = api_call_of(kind, u32_at(record, API_CBID));
     int sync_type = sync_type_of(call);
+    enum moment moment = windows_moment(begin);
+    bool is_ours = moment != MOMENT_OUTSIDE && call != CALL_OTHER; /* another tool's, who enabled the kind */
+    sums.calls += is_ours;
+    sums.launches += is_ours && (call == CALL_LAUNCH || call == CALL_GRAPH);
+    if (!kinds_have_launches()) /* told to be unknown */
+        return;
     if (sync_type >= 0)
         take_wait(thread, (uint32_t)sync_type, begin, end);
-    /* While kernels are switched on and off calls are recorded whose work is not. */
-    enum moment moment = windows_moment(begin);
-    if (moment == MOMENT_OUTSIDE || call == CALL_OTHER) /* another tool's, who enabled the kind */
-        return;
-    sums.calls++;
-    if (!kinds_have_launches()) /* kernels do not wait for them, until the next window */
+    if (!is_ours)
         return;
     if (sync_type >= 0 || !end || !is_valid(begin, end)) /* no end: it goes on */
         return;
+    /* While kernels are switched on and off calls are recorded whose work is not. */
     if (call == CALL_LAUNCH && !windows_have_kernels()) {
         sums_api(sums_main_device(), end - begin, 1);
     } else if (call == CALL_LAUNCH) {

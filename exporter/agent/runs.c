@@ -5,16 +5,22 @@
  * (docs/benchmarks.md). So nodes that do not lie in the window are held until all its records are here, in whatever order
  * their buffers come, and those that lie in it are the measure. */
 #define _GNU_SOURCE
+#include <string.h>
+
 #include "agent.h"
 
 enum { HELD = 1 << 16, TIMES_THE_LONGEST = 2 };
 
 static struct run held[HELD];
 static uint32_t held_count;
-/* Of nodes that lay in a window: how long a kernel took at most, and the devices that had some. A clock that was right
- * once is. */
-static uint64_t longest[AGENT_KERNELS];
-static bool is_clock_right[AGENT_DEVICES];
+/* Of what lay in a window: how long a kernel took at most (of those without a slot of their own any of the device's), and
+ * the devices that had some. */
+struct measure {
+    uint64_t longest[AGENT_KERNELS + AGENT_DEVICES];
+    bool is_clock_right[AGENT_DEVICES];
+};
+/* Of this window, which may yet be discarded, and of those before. */
+static struct measure found, known;
 
 static void count(const struct run *run)
 {
@@ -31,28 +37,30 @@ static void count(const struct run *run)
         pairs_node(run->correlation, run->device, interval);
 }
 
-/* 0: nobody knows. Slots for what overflows are of many kernels. */
-static uint64_t longest_of(const struct run *run) { return run->slot < AGENT_KERNELS ? longest[run->slot] : 0; }
-
 /* What was launched before the window has no record, so that none can have begun there but by another clock: then it
  * ends there too. */
 static bool is_sound(const struct run *run)
 {
-    uint64_t known = longest_of(run);
+    uint64_t longest = known.longest[run->slot];
     if (!windows_began_by(run->start))
-        return !is_clock_right[run->device] && !windows_began_by(run->end);
-    return !known || run->end - run->start <= TIMES_THE_LONGEST * known;
+        return !known.is_clock_right[run->device] && !windows_began_by(run->end);
+    return !longest || run->end - run->start <= TIMES_THE_LONGEST * longest;
 }
 
 /* It ran, but its start or its end is not known: in the window, for no longer than it ever took. */
 static void drop(const struct run *run)
 {
-    uint64_t known = longest_of(run), start = windows_begin_at(run->start), end = windows_cut(run->end);
+    uint64_t longest = known.longest[run->slot];
+    uint64_t start = windows_begin_at(run->start), end = windows_cut(run->end);
     uint32_t interval = NO_INTERVAL;
     sums.kept--;
     sums.unsound++;
-    if (windows_began_by(run->start) && known && end > start + known)
-        end = start + known;
+    if (longest && end > start + longest) {
+        if (windows_began_by(run->start))
+            end = start + longest;
+        else
+            start = end - longest;
+    }
     if (end > start) {
         unions_stream(run->device, run->context, run->stream, start, end);
         interval = unions_add(run->device, run->activity, start, end);
@@ -64,9 +72,18 @@ static void drop(const struct run *run)
 static void note_certain(const struct run *run)
 {
     uint64_t ns = run->end - run->start;
-    is_clock_right[run->device] = true;
-    if (run->slot < AGENT_KERNELS && ns > longest[run->slot])
-        longest[run->slot] = ns;
+    found.is_clock_right[run->device] = true;
+    if (ns > found.longest[run->slot])
+        found.longest[run->slot] = ns;
+}
+
+static void learn(void)
+{
+    for (uint32_t slot = 0; slot < AGENT_KERNELS + AGENT_DEVICES; slot++)
+        if (found.longest[slot] > known.longest[slot])
+            known.longest[slot] = found.longest[slot];
+    for (uint32_t device = 0; device < AGENT_DEVICES; device++)
+        known.is_clock_right[device] |= found.is_clock_right[device];
 }
 
 void runs_add(const struct run *run)
@@ -79,13 +96,14 @@ void runs_add(const struct run *run)
             drop(run);
         return;
     }
-    if (run->in_graph)
+    if (is_certain)
         note_certain(run);
     count(run);
 }
 
 void runs_close(void)
 {
+    learn();
     for (uint32_t i = 0; i < held_count; i++) {
         if (is_sound(&held[i]))
             count(&held[i]);
@@ -95,4 +113,10 @@ void runs_close(void)
     runs_forget();
 }
 
-void runs_forget(void) { held_count = 0; }
+void runs_forget(void)
+{
+    held_count = 0;
+    found = (struct measure){0};
+}
+
+void runs_forget_clocks(void) { memset(known.is_clock_right, 0, sizeof known.is_clock_right); }

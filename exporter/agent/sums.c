@@ -105,6 +105,9 @@ uint32_t sums_main_device(void)
     for (uint32_t i = 0; i < AGENT_DEVICES; i++)
         if (sums.executions[i] > sums.executions[best])
             best = i;
+    for (uint32_t i = 0; i < AGENT_DEVICES && !sums.devices[best].used; i++)
+        if (sums.devices[i].used)
+            best = i;
     last_main_device = best;
     return best;
 }
@@ -173,7 +176,7 @@ static void settle_unions(const struct finished *window)
         struct agent_device *d = &sums.devices[i];
         if (!d->used)
             continue;
-        struct united u = window->has_union ? unions_of(i, window->from, window->closed) : (struct united){0};
+        struct united u = window->has_union ? unions_of(i, window->from, window->closed, window->continues) : (struct united){0};
         d->traced_ns = window->traced_ns;
         d->device_traced_ns = u.end - u.begin;
         d->busy_ns = u.busy;

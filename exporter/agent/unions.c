@@ -178,7 +178,7 @@ static bool bounds(uint32_t device, uint64_t closed, uint64_t *begin, uint64_t *
         *begin = s->first_start > *begin ? s->first_start : *begin;
         *end = last < *end ? last : *end;
     }
-    return all > 0;
+    return *end != UINT64_MAX; /* of a hundred streams and more perhaps none has so much */
 }
 
 /* The device's first work that starts at `time` or later; NULL: there is none. */
@@ -190,10 +190,12 @@ static const struct interval *first_from(uint32_t device, uint64_t time)
     return NULL;
 }
 
-struct united unions_of(uint32_t device, uint64_t from, uint64_t closed)
+struct united unions_of(uint32_t device, uint64_t from, uint64_t closed, bool continues)
 {
     struct united u = {.begin = from, .end = closed};
-    bool has_bounds = from > 0 || bounds(device, closed, &u.begin, &u.end);
+    bool has_bounds = from > 0 || (bounds(device, closed, &u.begin, &u.end) && u.begin >= windows_opening());
+    if (continues) /* the next part begins there */
+        u.end = closed;
     if (overflowed || streams_overflowed || !has_bounds || u.end <= u.begin)
         return (struct united){0};
     look_ahead(device);

@@ -39,10 +39,10 @@ static struct {
     uint64_t deadline, next_flush; /* while its records are awaited */
     uint32_t epoch;                /* of the last buffers that may have its records */
 } window;
-/* The last window that was published. */
+/* The last windows that were published, the newest first. */
 static struct span {
     uint64_t begin, end;
-} published;
+} published[2];
 static uint64_t published_offset; /* of the records' clock to CLOCK_MONOTONIC, then */
 /* In continuous mode the window never closes; what is published is what lies between two marks. */
 static struct {
@@ -83,9 +83,12 @@ static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static void forget_published_if_clock_was_set(uint64_t clock)
 {
     uint64_t offset = clock - monotonic_ns();
-    if (offset - published_offset + LEAP > 2 * LEAP)
-        published = (struct span){0};
-    published.end = least(published.end, clock);
+    if (offset - published_offset + LEAP > 2 * LEAP) {
+        memset(published, 0, sizeof published);
+        published_offset = offset;
+        runs_forget_clocks();
+    }
+    published[0].end = least(published[0].end, clock);
 }
 
 static void add_share(struct share *share, struct span span, uint64_t begin, uint64_t end)
@@ -95,14 +98,22 @@ static void add_share(struct share *share, struct span span, uint64_t begin, uin
     share->begins |= begin >= span.begin && begin <= span.end;
 }
 
-/* The record of a wait comes when it ends, in a pause or in the next window. Of one that reaches farther back the rest is
- * not told: what came then would be of another time than all that it is held against. */
+/* The record of a wait comes when it ends, in a pause or in the next window. It counts in the window in which it ended, or
+ * after which it did, and in the one before. Of one that reaches farther back the rest is not told: what came then would be
+ * of another time than all that it is held against. */
 struct share windows_share(uint64_t begin, uint64_t end)
 {
+    enum { NEWEST_FIRST = 3, TOLD = 2 };
+    bool has_window = phase == OPEN || phase == DRAINING;
+    const struct span none = {0}, spans[NEWEST_FIRST] = {
+        has_window ? (struct span){window.begin, window.end} : none, published[0], published[1]};
     struct share share = {0};
-    if (phase == OPEN || phase == DRAINING)
-        add_share(&share, (struct span){window.begin, window.end}, begin, end);
-    add_share(&share, published, begin, end);
+    for (int i = 0, told = 0; i < NEWEST_FIRST && told < TOLD; i++) {
+        if (!spans[i].end || spans[i].begin > end)
+            continue;
+        add_share(&share, spans[i], begin, end);
+        told++;
+    }
     return share;
 }
 
@@ -164,6 +175,13 @@ static void note_interval_end(void)
     on_since = 0;
 }
 
+/* CUPTI has made the records all the same. */
+static void discard(void)
+{
+    life_nodes += sums.nodes;
+    sums_discard();
+}
+
 /* Ends it all. Kernels are switched off, unless another tool may depend on them; what cuInit enabled stays. */
 static void give_up(enum agent_reason reason, int code)
 {
@@ -184,7 +202,7 @@ static void give_up(enum agent_reason reason, int code)
     }
     note_interval_end();
     if (phase == OPEN || phase == DRAINING)
-        sums_discard();
+        discard();
     phase = OVER;
     file_state(AGENT_OFF, reason);
     say_once(explain(reason));
@@ -197,7 +215,7 @@ static void halt(uint64_t now)
         window.closed = now;
     note_interval_end();
     if (phase == OPEN || phase == DRAINING)
-        sums_discard();
+        discard();
     mark.waits = false;
     phase = HALTED;
     resume_at = options.resume_ns == NEVER ? NEVER : now + options.resume_ns;
@@ -442,17 +460,23 @@ static bool are_times_bad(void)
     return sums.invalid * 100 > all || (sums.invalid && sums.nodes && cupti_version() < CUPTI_13_0_1);
 }
 
-/* What is told to be recorded is. A few calls among very many kernels do not tell that they come again, or what is told
- * would change with each window. */
-static void judge_calls(bool complete)
+/* What is told to be recorded is. */
+static bool are_calls_missing(bool complete)
+{
+    return complete && sums.plain_kernels >= MANY_KERNELS && !sums.calls && !sums.dropped;
+}
+
+/* Not only copies, or a few launches among very many kernels, or what is told would change with each window. */
+static bool do_launches_come(void)
 {
     enum { SHARE = 10 };
-    bool are_missing = complete && sums.plain_kernels >= MANY_KERNELS && !sums.calls && !sums.dropped;
-    bool do_come = sums.calls && sums.calls * SHARE >= sums.plain_kernels;
-    if (cupti_can_record_calls() && (kinds_have_launches() ? are_missing : do_come)) {
-        kinds_note_calls(do_come);
-        note_versions();
-    }
+    return sums.launches && sums.launches * SHARE >= sums.plain_kernels;
+}
+
+static void note_calls(bool do_come)
+{
+    kinds_note_calls(do_come);
+    note_versions();
 }
 
 /* Once all records of the window, or up to the mark, are here. Answers whether their times were bad. */
@@ -466,8 +490,12 @@ static bool publish(const struct finished *finished)
     has_graphs = knows_graphs();
     note_devices(); /* one may be new */
     last_queue_p95 = sums_queue_p95();
-    judge_calls(finished->has_union);
+    if (kinds_have_launches() && are_calls_missing(finished->has_union))
+        note_calls(false);
+    bool do_come_again = !kinds_have_launches() && do_launches_come();
     sums_publish(finished);
+    if (do_come_again) /* from the next window on: this one's kernels did not wait for them */
+        note_calls(true);
     return bad;
 }
 
@@ -493,7 +521,8 @@ static void publish_window(void)
         kinds_doubt_callbacks();
     bool is_bad = publish(&finished);
     phase = IDLE;
-    published = (struct span){window.begin, window.end};
+    published[1] = published[0];
+    published[0] = (struct span){window.begin, window.end};
     published_offset = cupti_now() - monotonic_ns();
     if (is_bad)
         give_up(AGENT_REASON_INVALID_RECORDS, 0);
@@ -528,7 +557,7 @@ static void close_window(uint64_t now)
 
 static void throw_away(uint64_t now)
 {
-    sums_discard();
+    discard();
     stale_epoch = window.epoch;
     phase = IDLE;
     next_begin = now + period;
@@ -829,7 +858,7 @@ static uint64_t step(uint64_t now)
 uint64_t windows_step(uint64_t now)
 {
     uint64_t relief = NEVER;
-    if (phase == IDLE)
+    if (phase == IDLE || phase == STOPPED)
         forget_published_if_clock_was_set(cupti_now());
     if (phase != OPEN && phase != DRAINING)
         relief = empty_buffers(now);

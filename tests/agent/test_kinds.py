@@ -192,9 +192,17 @@ def test_calls_that_do_not_come_are_told_to_be_unknown(start: Start, mode: str) 
     agent.do("kernel d driver=1 count=200", "copy h2d memory=pinned", "kernel e count=5")
     now = agent.wait(lambda now: "e" in now.kernels() and now.copies(H2D, PINNED).count == 2)
     assert now.kernels()["e"].latency_count == 0
-    assert agent.published().header.flags & (LAUNCHES | NO_WAITS) == NO_WAITS
+    for few in ("copy h2d memory=pinned", "kernel d driver=1 count=200", "sync 4 ns=1000"):
+        agent.wait(lambda now: now.header.state == State.TRACING)
+        agent.do(few)
+        now = agent.published()
+        assert now.header.flags & (LAUNCHES | NO_WAITS) == NO_WAITS
+        assert not any(now.device().sync_ns)
+    idle_ns = now.device().idle_host_ns
     agent.wait(lambda now: now.header.state == State.TRACING)
     agent.do("kernel f count=50")
+    now = agent.wait(lambda now: "f" in now.kernels())
+    assert now.device().idle_host_ns == idle_ns
     agent.wait(lambda now: now.header.flags & (LAUNCHES | NO_WAITS) == LAUNCHES)
     agent.wait(lambda now: now.header.state == State.TRACING)
     agent.do("kernel g count=7", "sync 4 ns=1000")

@@ -84,11 +84,10 @@ def test_exit_while_a_call_hangs(start: Start) -> None:
 
 
 def test_exit_while_a_window_opens(start: Start) -> None:
-    """K06: in the middle of a thousand calls: the next one does not begin (the fake aborts)."""
+    """K06: in the middle of the call that enables kernels: no other begins (the fake aborts)."""
     agent = start()
-    agent.do("slow cuptiActivityEnableRuntimeApi ms=2")
-    agent.begin()
-    fake_activity.until(lambda: agent.calls().get("cuptiActivityEnableRuntimeApi", 0) > 10)
+    agent.begin("slow cuptiActivityEnable ms=100")
+    fake_activity.until(lambda: 10 in agent.kinds())
     assert agent.end() == 0
     assert agent.said() == ""
 

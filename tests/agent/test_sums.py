@@ -21,6 +21,18 @@ def wait_executions(agent: Agent, count: int) -> Snapshot:
     return now
 
 
+def one_window(agent: Agent, *commands: str) -> Snapshot:
+    """What a window has in which all of this was done, however slow the machine is. The first one, or the next."""
+    agent.wait(lambda now: now.header.state == State.TRACING)
+    before = agent.wait(lambda _: True).header.windows_published
+    agent.do(*commands, "entry gpu_hpc_agent_stop")
+    return agent.wait(lambda now: now.header.windows_published > before)
+
+
+ENDLESS = {"WINDOW_SECONDS": "60", "PERIOD_SECONDS": "180"}
+"""Until it is stopped."""
+
+
 def test_kernels_are_counted_to_the_nanosecond(continuous: Agent) -> None:
     """Executions, seconds, squares, longest and histogram, by name, grid and block."""
     continuous.do("kernel gemm count=1000 ns=5000", "kernel gemm count=10 ns=100000 grid=7", "kernel norm ns=70000000")
@@ -70,6 +82,14 @@ def test_p02_a_gpu_whose_clock_is_off(start: Start, mode: str, skew_s: int) -> N
     agent.do("kernel right count=3 ns=4000 every_us=1000")
     now = agent.wait(lambda now: now.header.windows_published > published and now.state[0] != State.OFF)
     assert now.header.records_dropped == 0
+
+
+def test_p02_work_that_ran_before_the_window(start: Start) -> None:
+    """P02: by another clock; how long the device idled in the window is not known."""
+    agent = start(**ENDLESS)
+    agent.begin()
+    device = one_window(agent, "kernel off count=500 ns=4000 skew=-10000000000").device()
+    assert (device.windows_without_union, device.device_traced_ns, device.idle_host_ns) == (1, 0, 0)
 
 
 def test_other_ways_to_launch(start: Start) -> None:
@@ -147,11 +167,68 @@ def test_p02_one_of_two_gpus_whose_clock_is_off(start: Start) -> None:
     """P02: that nodes of one lie in the window says nothing of those of the other."""
     agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
     agent.trace("devices 2")
-    agent.do("context 1", "kernel x", "kernel x device=1", "graph g nodes=500")
+    agent.do("context 1", "kernel x", "kernel x device=1 skew=-10000000000", "graph g nodes=500")
     agent.do("graph g nodes=500 device=1 skew=-10000000000")
     now = agent.published()
     assert now.kernels(1)["g"].executions == 500
     assert now.header.records_dropped == 0
+
+
+LATE = [f"graph g nodes=1 at={20 + i}000000 ns=1900000000 launched=0" for i in range(50)]
+"""Replays with the end of a flush."""
+
+
+def test_kernels_without_a_slot_of_their_own_are_no_longer_than_others(start: Start) -> None:
+    """The device's slot for all of them is the measure then."""
+    agent = start(**ENDLESS)
+    agent.begin()
+    now = one_window(
+        agent, "base in=0", "kernel n count=4096 distinct=4096", "graph g nodes=1000 ns=1000", *LATE, "until 100000000"
+    )
+    overflow = now.file.kernels[4096]
+    assert (overflow.executions, overflow.ns, now.header.records_dropped) == (1000, 1_000_000, 50)
+
+
+def test_a_discarded_window_teaches_nothing(start: Start) -> None:
+    """The clock was set in it, so that a node took 10 s."""
+    agent = start(**ENDLESS)
+    agent.trace()
+    agent.do("graph g nodes=1 ns=10000000000", "clock 11000000000", "entry gpu_hpc_agent_stop")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    agent.do("entry gpu_hpc_agent_start")
+    now = one_window(agent, "graph g nodes=10 ns=1000", "graph g nodes=1 ns=1500000000")
+    assert (now.kernels()["g"].executions, now.kernels()["g"].max_ns) == (10, 1000)
+
+
+def test_a_clock_that_is_right_for_kernels_is_for_nodes(start: Start) -> None:
+    """A node that ran before the window was recorded is another replay's, though no other node tells."""
+    agent = start(**ENDLESS)
+    agent.begin()
+    now = one_window(agent, "base in=0", "kernel x", "graph g nodes=1 at=-9000000000 ns=1000000000 call=0")
+    assert (now.kernels().keys(), now.header.records_dropped) == ({"x"}, 1)
+    assert now.device().busy_ns <= 1000
+
+
+def test_nodes_with_the_start_of_an_earlier_replay_overlap_nothing(start: Start) -> None:
+    """One stream, compute and communication by turns: each ran at its end, for as long as it ever took."""
+    agent = start(**ENDLESS)
+    agent.begin()
+    sound = ["graph g nodes=1 ns=1000000 at=0", "graph nccl nodes=1 ns=1000000 at=1000000"]
+    stale = [
+        f"graph {'nccl' if i % 2 else 'g'} nodes=1 at=-3000000000 ns={3_010_000_000 + i * 1_000_000} call=0"
+        for i in range(10)
+    ]
+    now = one_window(agent, "base in=0", *sound, *stale, "until 100000000")
+    assert now.header.records_dropped == 10
+    assert (now.device().busy_ns, now.device().overlap_ns) == (12_000_000, 0)
+
+
+def test_waits_of_a_program_that_launched_nothing(start: Start) -> None:
+    """They count for the device that it has, whichever that is."""
+    agent = start(**ENDLESS)
+    agent.do(f"load {agent.programs.cupti}", "devices 2", "init", "context 1")
+    now = one_window(agent, "sync 4 ns=1000 count=10")
+    assert (now.device(0).used, now.device(1).sync_calls[4], now.device(1).sync_ns[4]) == (0, 10, 10_000)
 
 
 def test_dropped_nodes_overlap_nothing(start: Start) -> None:
@@ -208,7 +285,7 @@ def test_p02_nodes_of_a_gpu_whose_clock_is_off(start: Start, skew_s: int) -> Non
     """P02: none lies in the window, so that none is wrong for it."""
     agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3")
     agent.trace()
-    agent.do("kernel x", f"graph g nodes=500 skew={skew_s * 10**9}")
+    agent.do(f"kernel x skew={skew_s * 10**9}", f"graph g nodes=500 skew={skew_s * 10**9}")
     now = agent.published()
     assert (now.kernels()["g"].executions, now.header.records_dropped) == (500, 0)
 

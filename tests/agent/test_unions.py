@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fake_activity.agent import Start
-from fake_activity.agent_file import Device
+from fake_activity.agent_file import Device, State
 
 MS = 1_000_000
 NAMES = ("busy", "compute", "communication", "copy", "overlap", "idle_host", "idle_queue", "idle_other")
@@ -124,6 +124,24 @@ def test_more_streams_than_have_room(start: Start) -> None:
     commands = [f"kernel a at={i} stream={i}" for i in range(300)]
     device = device_after(start, *commands)
     assert device.windows_without_union == 1
+
+
+def test_more_streams_than_can_have_a_hundredth(start: Start) -> None:
+    """None tells where the time begins that all of them were seen in."""
+    device = device_after(start, *(f"kernel a at={i} stream={i}" for i in range(120)))
+    assert (device.windows_without_union, device.device_traced_ns, device.idle_host_ns) == (1, 0, 0)
+
+
+def test_the_first_part_of_continuous_tracing(start: Start) -> None:
+    """What runs on beyond its end is in the next part."""
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.3")
+    agent.trace()
+    agent.do("kernel long ns=2000000000")
+    agent.published(4)
+    agent.do("entry gpu_hpc_agent_stop")
+    device = agent.wait(lambda now: now.state[0] == State.PAUSED).device()
+    assert device.busy_ns <= 2_000_000_000
+    assert device.device_traced_ns <= device.traced_ns
 
 
 def test_parts_of_continuous_tracing_fit_together(start: Start) -> None:

@@ -14,6 +14,8 @@ from fake_activity.agent_file import Reason, Snapshot, State
 
 LONG = {"WINDOW_SECONDS": "0.4", "PERIOD_SECONDS": "1.2"}
 """Long enough to say something in a window, on a busy machine too."""
+GRAPH_NODES = 2
+"""A flag of the file."""
 ROOMY = {"WINDOW_SECONDS": "1", "PERIOD_SECONDS": "3"}
 """Where all that is said must fall into the first one."""
 
@@ -301,6 +303,47 @@ def test_a_wait_after_the_clock_was_set_back(start: Start, when: State) -> None:
     wait_state(agent, State.TRACING)
     agent.do("base in=0", "until 300000000", "sync 4 ns=100000000")
     assert sync_of(agent.published())[1] == 100_000_000
+
+
+def test_a_wait_that_ends_in_a_pause_counts_in_two_windows(start: Start) -> None:
+    """In that after which it ends, and in the one before."""
+    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="2")
+    agent.trace()
+    now = agent.published(2)
+    assert now.header.state == State.WAITING
+    agent.do("sync 4 ns=10000000000000")
+    calls, ns = sync_of(agent.published())
+    assert calls == 0
+    assert ns == pytest.approx(now.device().traced_ns, rel=0.1)
+
+
+def test_a_wait_after_the_clock_was_set_back_while_stopped(start: Start) -> None:
+    """As in a pause of our own: by its times it may lie in a window that was published before."""
+    agent = start(WINDOW_SECONDS="60", PERIOD_SECONDS="180")
+    agent.trace()
+    agent.do("base in=0", "until 3000000000", "entry gpu_hpc_agent_stop")
+    agent.wait(lambda now: now.header.windows_published == 1 and now.state == (State.PAUSED, Reason.STOPPED))
+    agent.do("clock -2000000000", "sync 4 ns=1000000 count=20 threads=4", "kernel a threads=200")
+    fake_activity.until(lambda: agent.calls()["@buffers"] == 0)  # the threads' buffers came back
+    agent.do("entry gpu_hpc_agent_start")
+    wait_state(agent, State.TRACING)
+    agent.do("entry gpu_hpc_agent_stop")
+    assert sync_of(agent.wait(lambda now: now.header.windows_published == 2)) == (0, 0)
+
+
+def test_nodes_of_discarded_windows_count_for_their_limit(start: Start) -> None:
+    """CUPTI has made them all the same."""
+    agent = start(NODE_RECORDS="1000", WINDOW_SECONDS="60", PERIOD_SECONDS="180", DRAIN_SECONDS="0.1")
+    agent.trace()
+    agent.do("graph g nodes=900", "unfinished kernel", "entry gpu_hpc_agent_stop")
+    agent.wait(lambda now: now.header.windows_discarded == 1)
+    agent.do("entry gpu_hpc_agent_start")
+    wait_state(agent, State.TRACING)
+    agent.do("graph g nodes=100", "entry gpu_hpc_agent_stop")
+    agent.wait(lambda now: now.header.windows_published == 1)
+    agent.do("entry gpu_hpc_agent_start")
+    now = agent.wait(lambda now: not now.header.flags & GRAPH_NODES)
+    assert now.header.node_records == 1000
 
 
 def test_a_wait_over_a_discarded_window_does_not_count_there(start: Start) -> None:
