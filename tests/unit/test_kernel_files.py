@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import time
@@ -37,6 +38,10 @@ class Folder:
         writer.kernel(b"gemm").run(writer.next_window(), 10, 5000, 2000)
         writer.publish()
         return writer
+
+    def pids(self) -> list[int]:
+        """Whose files one look finds."""
+        return sorted(file.pid for file, _ in self.scan())
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -188,19 +193,83 @@ def test_hostile_files(folder: Folder, caplog: pytest.LogCaptureFixture, put: ob
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [reason]
 
 
-def test_a_file_that_is_not_ours_to_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EACCES, which root never meets."""
-    path = folder.writer().path
-    opened = os.open
+class Opening:
+    """`os.open`, which fails for some names with an error that root, or an idle host, never meets."""
 
-    def refuse(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if name == path.name:
-            raise PermissionError(13, "denied")
-        return opened(name, flags, mode, dir_fd=dir_fd)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.errors: dict[str, int] = {}
+        self.opened: list[str] = []
+        self._open = os.open
+        monkeypatch.setattr(os, "open", self)
 
-    monkeypatch.setattr(os, "open", refuse)
-    assert folder.scan() == []
-    assert folder.rejected == {"unreadable": 1}
+    def __call__(self, name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        self.opened.append(name)
+        if name in self.errors:
+            raise OSError(self.errors[name], "")
+        return self._open(name, flags, mode, dir_fd=dir_fd)
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
+    """Of all files of a test."""
+    return Opening(monkeypatch)
+
+
+@pytest.mark.parametrize("error", ["EMFILE", "ENFILE", "ENOMEM", "EIO", "EACCES", "EPERM"])
+def test_a_file_that_cannot_be_opened_for_now(
+    folder: Folder, opening: Opening, caplog: pytest.LogCaptureFixture, error: str
+) -> None:
+    """Told once, and tried again: a known one keeps its place, and a late one is as old as it is."""
+    known, late = folder.writer(1), folder.writer(2)
+    opening.errors[late.path.name] = getattr(errno, error)
+    assert folder.pids() == [1]
+    opening.errors[known.path.name] = getattr(errno, error)
+    known.kernel(b"relu").run(known.next_window(), 1, 1)
+    known.publish()
+    for _ in range(3):
+        ((file, reading),) = folder.scan()
+        assert (file.pid, reading) == (1, None)
+        assert file.torn  # when it traced meanwhile nobody knows
+    opening.errors.clear()
+    (_, reading), (file, late_reading) = folder.scan()
+    assert reading is not None
+    assert reading.names == [(0, b"relu")]
+    assert (file.pid, file.is_old, late_reading is None) == (2, True, False)
+    assert folder.rejected == {"unreadable": 2}
+    assert len(caplog.records) == 2
+
+
+def test_a_file_that_cannot_be_read_for_now(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever read of a new one fails."""
+    folder.writer(1)
+    pread = os.pread
+    for failing in range(8):
+        left = iter([False] * failing)
+
+        def fail(*args: int, left: Iterator[bool] = left) -> bytes:
+            if next(left, True):
+                raise OSError(errno.EIO, "")
+            return pread(*args)
+
+        monkeypatch.setattr(os, "pread", fail)
+        folder.files = AgentFiles(folder.path)
+        assert all(reading is None for _, reading in folder.scan())
+        monkeypatch.undo()
+        ((file, reading),) = folder.scan()
+        assert reading is not None
+        assert file.is_old
+        assert folder.rejected == {"unreadable": 1}
+
+
+@pytest.mark.parametrize("error", ["ELOOP", "ENXIO", "EWOULDBLOCK"])
+def test_a_file_that_is_odd_is_opened_once(folder: Folder, opening: Opening, error: str) -> None:
+    """What opening says of the file itself stays true."""
+    name = folder.writer().path.name
+    opening.errors[name] = getattr(errno, error)
+    for _ in range(3):
+        assert folder.pids() == []
+    assert opening.opened.count(name) == 1
+    assert sum(folder.rejected.values()) == 1
 
 
 def test_a_file_that_is_shortened_later(folder: Folder) -> None:

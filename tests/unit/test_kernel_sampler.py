@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -773,6 +775,27 @@ def test_how_the_agents_are(node: Node) -> None:
     assert records == {"kept": 150, "dropped": 1, "invalid": 2, "unmatched": 4}
     assert {dict(row)["reason"] for row in samples.all("gpu_hpc_agent_pause_info")} == {"no_heartbeat"}
     assert sum(samples.all("gpu_hpc_agents").values()) == 2
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_counted_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All descriptors in use: its counters go on where they were."""
+    writer = node.agent()
+    run(writer, {b"gemm": (10, 1000)})
+    assert sum(executions(node.look()).values()) == 10
+    run(writer, {b"gemm": (5, 1000)})
+    opened = os.open
+
+    def refuse(name: str, *args: int, **kwargs: int) -> int:
+        if name == writer.path.name:
+            raise OSError(errno.EMFILE, "")
+        return opened(name, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    samples = node.look()
+    assert sum(executions(samples).values()) == 10
+    assert samples.one("gpu_hpc_agents", state="waiting") == 1
+    monkeypatch.undo()
+    assert sum(executions(node.look()).values()) == 15
 
 
 def test_k09_launchers_with_agents_hide_no_process_without_one(node: Node) -> None:

@@ -3,11 +3,12 @@
 Anybody may create files there. So: each is opened without following links and without waiting, must be regular, have
 one name, and be exactly as large and laid out as this version's; nothing in it is an offset that is followed unchecked;
 it is read with pread, never mapped, since its owner may shorten it at any time. What does not fit is counted by
-reason, told in the log once, and not opened again.
+reason, told in the log once, and not opened again; where that may be for now only it is looked at again, and not told.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -44,12 +45,13 @@ REASONS: Final = (
     *("wrong_layout", "too_many", "duplicate", "foreign_owner", "lying", "torn", "foreign_gpu", "wrong_times"),
 )
 """Why files are rejected; by the last three only in part: a torn one for now, what one says of GPUs on which its
-process is not, and of times that cannot be."""
+process is not, and of times that cannot be. Mostly where unreadable for now too."""
 
-_IN_PART: Final = frozenset({"torn", "foreign_gpu", "wrong_times"})
 _NAME: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.shm", re.ASCII)
 _UNFINISHED: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.tmp", re.ASCII)
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OWN_ERRORS: Final = {errno.ELOOP: "symlink", errno.ENXIO: "unreadable", errno.EWOULDBLOCK: "unreadable"}
+"""What opening meets only where the file itself is odd: a socket, one with a lease. Others are the host's, or pass."""
 _ATTEMPTS: Final = 4
 _RETRIES: Final = 64
 """Second attempts in one scan, all files together."""
@@ -187,40 +189,37 @@ class AgentFiles:
         self._clock = clock
         self._files: dict[str, AgentFile] = {}
         self._refused: dict[str, int] = {}
-        self._without_room: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        """Files that were counted and are looked at again: there may be room later, or they can be read."""
+        self._first: Mapping[str, int] | None = None
         self._listing: _Listing | None = None
         self._is_flooded = False
         self._logged = 0
-        self._is_first = True
         self.rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
         """Files so far by reason."""
 
     def scan(self) -> Iterator[tuple[AgentFile, Reading | None]]:
         """Every file that there is, with its counters where a window has been published since they were last read.
 
-        Raises OSError where the directory cannot be read. A file that the reader rejects is left out from then on.
+        Raises OSError where the directory cannot be read. A file that the reader rejects is left out from then on. One
+        that is known and cannot be read this time keeps its place: nothing of it is to be counted twice.
         """
         with _open_folder(self._directory) as folder:
             scan = _Scan(folder, self._clock())
             present = self._present(scan)
             self._files = {name: file for name, file in self._files.items() if present.get(name) == file.inode}
             self._refused = self._still_there(self._refused, present, is_whole=scan.is_whole)
-            self._without_room = self._still_there(self._without_room, present, is_whole=scan.is_whole)
+            self._told = self._still_there(self._told, present, is_whole=scan.is_whole)
             for file in self._files.values():
                 scan.by_user[file.uid] += 1
                 scan.kernels[file.uid] += file.kernels
                 scan.strings[file.uid] += file.strings
-            is_first, self._is_first = self._is_first, False
+            first = self._first = present if self._first is None else self._first
             for name, inode in present.items():
-                if name in self._refused:
+                found = self._try(scan, name, inode, is_old=first.get(name) == inode)
+                if found is None:
                     continue
-                try:
-                    file, reading = self._look(scan, name, self._files.get(name), is_first=is_first)
-                except RejectedError as problem:
-                    self._refuse(name, inode, str(problem), scan)
-                    continue
-                except FileNotFoundError:  # it has just gone
-                    continue
+                file, reading = found
                 yield file, reading
                 if file.rejected:
                     self._refuse(name, inode, file.rejected, scan)
@@ -229,7 +228,7 @@ class AgentFiles:
 
     def note(self, file: AgentFile, reason: str) -> None:
         """Count and name a file of which a part is not believed; all else of it is read on."""
-        self._count(file.name, reason, file.uid)
+        self._count(file.name, reason, file.uid, part="in part ")
 
     def _present(self, scan: _Scan) -> dict[str, int]:
         """Inodes by name, known files first, so that new ones cannot push them out; old leftovers are removed."""
@@ -280,20 +279,38 @@ class AgentFiles:
             self._listing.close()
             self._listing = None
 
+    def _try(self, scan: _Scan, name: str, inode: int, *, is_old: bool) -> tuple[AgentFile, Reading | None] | None:
+        """What there is of a file now; None of one that is refused, has gone, or is new and cannot be read."""
+        if name in self._refused:
+            return None
+        try:
+            return self._look(scan, name, self._files.get(name), is_old=is_old)
+        except RejectedError as problem:
+            self._refuse(name, inode, str(problem), scan)
+        except FileNotFoundError:  # it has just gone
+            pass
+        except OSError:
+            file = self._files.get(name)
+            self._tell_once(name, inode, "unreadable", file)
+            if file is not None:
+                file.torn += 1
+                return file, None
+        return None
+
     def _look(
-        self, scan: _Scan, name: str, file: AgentFile | None, *, is_first: bool
+        self, scan: _Scan, name: str, file: AgentFile | None, *, is_old: bool
     ) -> tuple[AgentFile, Reading | None]:
+        """Raises RejectedError, and OSError where it cannot be read now."""
         try:
             descriptor = os.open(name, _OPEN, dir_fd=scan.descriptor)
-        except FileNotFoundError:
-            raise
         except OSError as error:
-            is_link = stat.S_ISLNK(os.stat(name, dir_fd=scan.descriptor, follow_symlinks=False).st_mode)
-            raise RejectedError("symlink" if is_link else "unreadable") from error
+            if error.errno in _OWN_ERRORS:
+                raise RejectedError(_OWN_ERRORS[error.errno]) from error
+            raise
         try:
             status = os.fstat(descriptor)
             if file is None:
-                file = self._accept(scan, name, descriptor, status, is_first=is_first)
+                file = self._accept(scan, name, descriptor, status, is_old=is_old)
             elif status.st_size != layout.FILE_SIZE:
                 raise RejectedError("wrong_size")
             elif status.st_uid != file.uid:
@@ -305,12 +322,10 @@ class AgentFiles:
             if is_free and file.died_s is None and not file.is_beating(time.time_ns()):
                 file.died_s = scan.now_s
             return file, reading
-        except OSError as error:
-            raise RejectedError("unreadable") from error
         finally:
             os.close(descriptor)
 
-    def _accept(self, scan: _Scan, name: str, descriptor: int, status: os.stat_result, *, is_first: bool) -> AgentFile:
+    def _accept(self, scan: _Scan, name: str, descriptor: int, status: os.stat_result, *, is_old: bool) -> AgentFile:
         """What a new file must be like."""
         if not stat.S_ISREG(status.st_mode):
             raise RejectedError("not_regular")
@@ -334,7 +349,7 @@ class AgentFiles:
         pid, start_ticks, _, _, _ = fields[count:]
         environment = _environment(os.pread(descriptor, layout.MAX_ENVIRONMENT, layout.ENVIRONMENT_OFFSET))
         file = AgentFile(
-            name, status.st_ino, status.st_uid, pid, start_ticks, is_first, environment, device=status.st_dev
+            name, status.st_ino, status.st_uid, pid, start_ticks, is_old, environment, device=status.st_dev
         )
         scan.by_user[file.uid] += 1
         self._files[name] = file
@@ -368,7 +383,7 @@ class AgentFiles:
             return reading
         file.torn += 1
         if file.torn == _TORN_SCANS:
-            self._count(file.name, "torn", file.uid)
+            self.note(file, "torn")
         return None
 
     def _refuse(self, name: str, inode: int, reason: str, scan: _Scan) -> None:
@@ -376,20 +391,27 @@ class AgentFiles:
         if file is not None:
             scan.by_user[file.uid] -= 1
         elif reason == "too_many":  # there may be room later
-            if name not in self._without_room:
-                self._without_room[name] = inode
-                self._count(name, reason, None)
+            self._tell_once(name, inode, reason, None)
             return
         self._refused[name] = inode
         self._count(name, reason, file.uid if file is not None else None)
 
-    def _count(self, name: str, reason: str, uid: int | None) -> None:
+    def _tell_once(self, name: str, inode: int, reason: str, file: AgentFile | None) -> None:
+        """Count and name a file that is looked at again, or of which only a part is left out."""
+        if name in self._told:
+            return
+        self._told[name] = inode
+        if file is not None:
+            self.note(file, reason)
+        else:
+            self._count(name, reason, None)
+
+    def _count(self, name: str, reason: str, uid: int | None, part: str = "") -> None:
         self.rejected[reason] += 1
         self._logged += 1
         if self._logged <= _MAX_LOGGED:
             owner = f" of user {uid}" if uid is not None else ""
             more = "; others will only be counted" if self._logged == _MAX_LOGGED else ""
-            part = "in part " if reason in _IN_PART else ""
             log.warning("agent file %s%s is %srejected: %s%s", self._directory / name, owner, part, reason, more)
 
     def _remove(self, scan: _Scan, file: AgentFile) -> None:
