@@ -622,7 +622,8 @@ AGENT_FILES_REJECTED = Spec(
     "counter",
     "Files in the agents' directory that are no honest agent's, or of another version. In part only: torn, in the "
     "middle of writing for three looks; foreign_gpu, what they say of GPUs on which the driver does not list their "
-    "process; wrong_times, times that cannot be. Tried again: unreadable, too_many.",
+    "process; wrong_times, times that cannot be; too_many, kernels that are new in a file. Tried again: unreadable, "
+    "too_many.",
     ("reason",),
     "reason: unreadable, symlink, not_regular, linked, unknown_magic, unknown_version, wrong_size, wrong_layout, "
     "too_many, duplicate, foreign_owner, lying, torn, foreign_gpu, wrong_times",

@@ -388,17 +388,110 @@ def test_a_user_has_so_many_files(folder: Folder, monkeypatch: pytest.MonkeyPatc
     assert sorted(file.pid for file, _ in folder.scan()) == [3, 4, 5]
 
 
-@pytest.mark.parametrize("limit", ["MAX_KERNELS_OF_USER", "MAX_STRINGS_OF_USER"])
-def test_a_user_has_so_much_in_files(folder: Folder, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """Memory is bounded: the file that goes beyond is left out, those before it stay."""
+@pytest.mark.parametrize("limit", ["MAX_KERNELS_OF_USER", "MAX_STRINGS_OF_USER", "MAX_KERNELS", "MAX_STRINGS"])
+def test_so_much_in_files(folder: Folder, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Memory is bounded, of a user and of all: what a file has that is known stays, what is new waits for room."""
     monkeypatch.setattr(files_module, limit, 25)
     writers = [folder.writer(pid) for pid in (1, 2, 3)]
     assert len(folder.scan()) == 3
+    for writer in writers[1:]:
+        writer.kernel(b"gemm").run(writer.next_window(), 7, 1)
     for number in range(24):
-        writers[1].kernel(b"%d" % number).run(writers[1].next_window(), 1, 1)
-    writers[1].publish()
-    assert sorted(file.pid for file, _ in folder.scan()) == [1, 3]
+        writers[1].kernel(b"%d" % number).run(writers[1].window, 1, 1)
+    for writer in writers:
+        writer.publish()
+    found = {file.pid: reading for file, reading in folder.scan()}
+    assert [len(reading.table) // layout.KERNEL_SIZE for reading in found.values() if reading is not None] == [1, 1]
+    assert folder.pids() == [1, 2, 3]
     assert folder.rejected == {"too_many": 1}
+    writers[0].path.unlink()
+    writers[2].path.unlink()
+    monkeypatch.setattr(files_module, limit, 200)
+    writers[1].next_window()
+    writers[1].publish()
+    found = {file.pid: reading for file, reading in folder.scan()}
+    reading = found[2]
+    assert reading is not None
+    assert len(reading.names) == 24
+
+
+def test_a_file_that_is_read_anew_when_there_is_no_room(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its place, and its process is heard; all of it comes when there is room."""
+    writer = folder.writer()
+    ((file, _),) = folder.scan()
+    file.rewind()
+    monkeypatch.setattr(files_module, "MAX_KERNELS", 0)
+    writer.beat(7)
+    ((file, reading),) = folder.scan()
+    assert reading is None
+    assert file.status is not None
+    assert file.status.heartbeat_ns == 7
+    monkeypatch.undo()
+    ((file, reading),) = folder.scan()
+    assert reading is not None
+    assert reading.names == [(0, b"gemm")]
+
+
+def write_hostile(path: Path, uid: int, names: bytes = b"", size: int = 0) -> None:
+    """A file of zeros but for its header, with as many kernels as there may be, each with a name somewhere in these."""
+    writer = AgentWriter(path, uid, uuids=(G0.uuid,))
+    writer.publish()
+    kernels = b"".join(
+        struct.pack("<10I", 0, slot if size else 0, size, *[0] * 7).ljust(layout.KERNEL_SIZE, b"\0")
+        for slot in range(layout.KERNELS)
+    )
+    writer.write(layout.KERNEL_OFFSET, kernels)
+    writer.write(layout.STRINGS_OFFSET, names)
+    writer.write(layout.STATUS_OFFSET + layout.STATUS.size - 20, struct.pack("<II", layout.KERNELS, len(names)))
+    os.chown(writer.path, uid, -1)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to other users")
+def test_all_users_have_so_much_together(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root in a container is as many users as it likes; who was there before loses nothing."""
+    monkeypatch.setattr(files_module, "MAX_KERNELS", 3 * layout.KERNELS + 2)
+    honest = folder.writer(1)
+    folder.scan()
+    for uid in range(70_000, 70_009):
+        write_hostile(folder.path, uid)
+
+    def look(name: bytes) -> tuple[AgentFile, list[tuple[int, bytes]]]:
+        honest.kernel(name).run(honest.next_window(), 7, 1)
+        honest.publish()
+        found = {file.pid: (file, reading) for file, reading in folder.scan()}
+        assert sum(file.kernels for file, _ in found.values()) <= files_module.MAX_KERNELS
+        file, reading = found[1]
+        assert reading is not None
+        return file, reading.names
+
+    assert look(b"relu")[1] == [(0, b"relu")]
+    served = [file.name for file, _ in folder.scan()]
+    assert len(served) == 4
+    assert folder.rejected == {"too_many": 6}
+    for _ in range(3):
+        assert look(b"late")[1] == []
+        assert [file.name for file, _ in folder.scan()] == served
+    assert folder.rejected == {"too_many": 7}
+    (folder.path / served[1]).unlink()
+    assert look(b"late")[1] == [(0, b"late")]
+    assert folder.rejected == {"too_many": 7}
+
+
+def test_names_that_overlap_are_no_agents(folder: Folder) -> None:
+    """4,096 names within 8 KiB would take 16 MiB to keep; names that several kernels have are kept once."""
+    write_hostile(folder.path, os.getuid(), os.urandom(8192), 4096)
+    honest = folder.writer(102)
+    for device in range(8):
+        honest.kernel(b"long" * 1000, device).run(honest.next_window(), 1, 1)
+    honest.publish()
+    honest.write(layout.STATUS_OFFSET + layout.STATUS.size - 16, struct.pack("<I", 4010))
+    for slot in range(1, 9):
+        honest.write(layout.KERNEL_OFFSET + slot * layout.KERNEL_SIZE + 4, struct.pack("<I", 5))
+    ((file, reading),) = folder.scan()
+    assert (file.pid, file.strings) == (102, 4004)
+    assert reading is not None
+    assert len({id(name) for _, name in reading.names}) == 2
+    assert folder.rejected == {"lying": 1}
 
 
 def test_a_directory_full_of_names(

@@ -38,6 +38,10 @@ MAX_KERNELS_OF_USER: Final = 300_000
 """Slots in use in all files of a user: each costs the reader about 500 bytes."""
 MAX_STRINGS_OF_USER: Final = 64 << 20
 """Bytes of names in all files of a user; they are kept until they are demangled."""
+MAX_KERNELS: Final = 450_000
+MAX_STRINGS: Final = 96 << 20
+"""The same of all users, since root in a container is as many as it likes: one who has all that a user may have leaves
+room for 64 processes with 2,000 kernels each."""
 KEPT_DEAD_S: Final = 60.0
 """A file stays so long after its process has ended, for whoever else reads it."""
 REASONS: Final = (
@@ -45,13 +49,15 @@ REASONS: Final = (
     *("wrong_layout", "too_many", "duplicate", "foreign_owner", "lying", "torn", "foreign_gpu", "wrong_times"),
 )
 """Why files are rejected; by the last three only in part: a torn one for now, what one says of GPUs on which its
-process is not, and of times that cannot be. Mostly where unreadable for now too."""
+process is not, and of times that cannot be. Without room, and mostly where unreadable, for now too; of a known file
+without room only the kernels that are new."""
 
 _NAME: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.shm", re.ASCII)
 _UNFINISHED: Final = re.compile(r"[0-9]{1,10}-[0-9]{1,20}-[0-9A-Za-z]{1,32}\.tmp", re.ASCII)
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _OWN_ERRORS: Final = {errno.ELOOP: "symlink", errno.ENXIO: "unreadable", errno.EWOULDBLOCK: "unreadable"}
 """What opening meets only where the file itself is odd: a socket, one with a lease. Others are the host's, or pass."""
+_ALL_USERS: Final = -1
 _ATTEMPTS: Final = 4
 _RETRIES: Final = 64
 """Second attempts in one scan, all files together."""
@@ -161,12 +167,23 @@ class _Scan:
     kernels: Counter[int] = field(default_factory=Counter)
     strings: Counter[int] = field(default_factory=Counter)
 
-    def grow(self, file: AgentFile, status: Status) -> None:
-        """Count what is new of a file. Raises RejectedError where its user has too much."""
-        self.kernels[file.uid] += max(0, status.kernels - file.kernels)
-        self.strings[file.uid] += max(0, status.strings - file.strings)
-        if self.kernels[file.uid] > MAX_KERNELS_OF_USER or self.strings[file.uid] > MAX_STRINGS_OF_USER:
-            raise RejectedError("too_many")
+    def add(self, uid: int, kernels: int, strings: int) -> None:
+        """Count so much more of a user's."""
+        for who in (uid, _ALL_USERS):
+            self.kernels[who] += kernels
+            self.strings[who] += strings
+
+    def has_room(self, file: AgentFile, status: Status) -> bool:
+        """Whether its user, and all users together, may have what is new of a file."""
+        if status.kernels <= file.kernels:
+            return True
+        kernels, strings = status.kernels - file.kernels, max(0, status.strings - file.strings)
+        return (
+            self.kernels[file.uid] + kernels <= MAX_KERNELS_OF_USER
+            and self.strings[file.uid] + strings <= MAX_STRINGS_OF_USER
+            and self.kernels[_ALL_USERS] + kernels <= MAX_KERNELS
+            and self.strings[_ALL_USERS] + strings <= MAX_STRINGS
+        )
 
 
 class _Listing:
@@ -212,8 +229,7 @@ class AgentFiles:
             self._told = self._still_there(self._told, present, is_whole=scan.is_whole)
             for file in self._files.values():
                 scan.by_user[file.uid] += 1
-                scan.kernels[file.uid] += file.kernels
-                scan.strings[file.uid] += file.strings
+                scan.add(file.uid, file.kernels, file.strings)
             first = self._first = present if self._first is None else self._first
             for name, inode in present.items():
                 found = self._try(scan, name, inode, is_old=first.get(name) == inode)
@@ -370,15 +386,18 @@ class AgentFiles:
                 continue
             status = _parse_status(head)
             is_new = status.windows != file.windows or file.must_read
-            if is_new:
-                scan.grow(file, status)
+            if is_new and not scan.has_room(file, status):
+                is_new = self._leave_out(file, status)
             reading = _copy(descriptor, file, status) if is_new else None
             if os.pread(descriptor, layout.SEQUENCE.size, layout.SEQUENCE_OFFSET) != layout.SEQUENCE.pack(sequence):
                 continue
             file.torn = 0
-            file.status, file.windows, file.must_read = status, status.windows, False
+            file.status = status
             if reading is not None:
-                file.kernels, file.strings = status.kernels, status.strings
+                file.windows, file.must_read = status.windows, False
+                kernels, strings = status.kernels - file.kernels, sum(map(len, {name for _, name in reading.names}))
+                scan.add(file.uid, kernels, strings)
+                file.kernels, file.strings = status.kernels, file.strings + strings
                 file.uuids = tuple(uuid for _, uuid, _ in reading.devices)
             return reading
         file.torn += 1
@@ -386,15 +405,29 @@ class AgentFiles:
             self.note(file, "torn")
         return None
 
+    def _leave_out(self, file: AgentFile, status: Status) -> bool:
+        """Let new kernels wait until there is room; whether there are others. Raises RejectedError for a new file."""
+        if file.status is None:
+            raise RejectedError("too_many")
+        self._tell_once(file.name, file.inode, "too_many", file)
+        status.kernels = file.kernels
+        return file.windows >= 0
+
     def _refuse(self, name: str, inode: int, reason: str, scan: _Scan) -> None:
+        file = self._forget(scan, name)
+        if reason == "too_many":
+            self._tell_once(name, inode, reason, None)
+        else:
+            self._refused[name] = inode
+            self._count(name, reason, file.uid if file is not None else None)
+
+    def _forget(self, scan: _Scan, name: str) -> AgentFile | None:
+        """Give a file's place to others."""
         file = self._files.pop(name, None)
         if file is not None:
             scan.by_user[file.uid] -= 1
-        elif reason == "too_many":  # there may be room later
-            self._tell_once(name, inode, reason, None)
-            return
-        self._refused[name] = inode
-        self._count(name, reason, file.uid if file is not None else None)
+            scan.add(file.uid, -file.kernels, -file.strings)
+        return file
 
     def _tell_once(self, name: str, inode: int, reason: str, file: AgentFile | None) -> None:
         """Count and name a file that is looked at again, or of which only a part is left out."""
@@ -512,11 +545,15 @@ def _names(descriptor: int, known: int, table: bytes, status: Status) -> list[tu
         return []
     strings = _exactly(descriptor, status.strings, layout.STRINGS_OFFSET)
     names = []
+    found: dict[bytes, bytes] = {}
     for slot in range(known, status.kernels):
         device, offset, size = layout.KEY.unpack_from(table, slot * layout.KERNEL_SIZE)
         if device >= layout.DEVICES or size > layout.MAX_NAME or offset + size > status.strings:
             raise RejectedError("lying")
-        names.append((device, strings[offset : offset + size]))
+        name = strings[offset : offset + size]
+        names.append((device, found.setdefault(name, name)))
+    if sum(map(len, found)) > status.strings:  # they overlap, and each would be kept
+        raise RejectedError("lying")
     return names
 
 
