@@ -96,7 +96,7 @@ class AgentWriter:
         )
         self.write(0, identity)
         self.write(layout.ENVIRONMENT_OFFSET, self._environment)
-        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        self._lock(fcntl.F_WRLCK)
         self.publish()
 
     def write(self, offset: int, data: bytes) -> None:
@@ -173,6 +173,13 @@ class AgentWriter:
         """The heartbeat, of now or of another time."""
         self.heartbeat_ns = time.time_ns() if now_ns is None else now_ns
         self.publish()
+
+    def unlock(self) -> None:
+        """The process has ended, or closed all files; what it has mapped it can write on."""
+        self._lock(fcntl.F_UNLCK)
+
+    def _lock(self, kind: int) -> None:
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
 
     def end(self) -> None:
         """The process is gone, and has been silent for a while when it went."""

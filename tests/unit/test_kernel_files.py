@@ -347,6 +347,42 @@ def test_a_process_that_ends(folder: Folder) -> None:
     assert {file.pid for file, _ in folder.scan()} == {102}
 
 
+@pytest.mark.parametrize("ahead_s", [6, 3600, 10**9])
+def test_a_process_that_ends_with_a_beat_in_the_future(folder: Folder, ahead_s: int) -> None:
+    """The clock was set back, or its file lies: it goes as any other."""
+    writer = folder.writer()
+    folder.scan()
+    writer.beat(time.time_ns() + ahead_s * 10**9)
+    writer.unlock()
+    ((file, _),) = folder.scan()
+    assert file.died_s == 100
+    folder.now_s += KEPT_DEAD_S
+    folder.scan()
+    assert not writer.path.exists()
+
+
+@pytest.mark.parametrize("step_s", [-3600, -6, 6, 3600])
+@pytest.mark.parametrize("lock", ["held", "free"])
+def test_a_clock_that_is_set_ends_nobody(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, step_s: int, lock: str
+) -> None:
+    """Whether it was set before or after the last beat, and though a program has closed all files, ours too."""
+    wall = time.time_ns
+    writer = folder.writer()
+    if lock == "free":
+        writer.unlock()
+    folder.scan()
+    monkeypatch.setattr(time, "time_ns", lambda: wall() + step_s * 10**9)
+    ((file, _),) = folder.scan()
+    assert (file.died_s, file.is_beating(time.time_ns())) == (None, False)
+    writer.beat()
+    ((file, _),) = folder.scan()
+    assert (file.died_s, file.is_beating(time.time_ns())) == (None, True)
+    writer.end()
+    ((file, _),) = folder.scan()
+    assert file.died_s == 100
+
+
 def test_a_name_that_has_become_anothers_is_not_removed(folder: Folder) -> None:
     """The file of a process that lives, under the name of one that has ended."""
     writer = folder.writer()

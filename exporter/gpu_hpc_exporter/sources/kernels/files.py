@@ -67,6 +67,7 @@ _MAX_LOGGED: Final = 20
 _MAX_UNLINKED: Final = 64
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 _HEARTBEAT_S: Final = 5.0
+_STEP_NS: Final = 10**9
 _MAX_VARIABLES: Final = 64
 
 
@@ -137,8 +138,8 @@ class AgentFile:
         self.rejected = reason
 
     def is_beating(self, now_ns: int) -> bool:
-        """Whether its agent's thread has run in the last seconds."""
-        return self.status is not None and now_ns - self.status.heartbeat_ns < _HEARTBEAT_S * 1e9
+        """Whether its agent's thread has run in the last seconds. One in the future was before the clock was set."""
+        return self.status is not None and abs(now_ns - self.status.heartbeat_ns) < _HEARTBEAT_S * 1e9
 
 
 @dataclass(slots=True)
@@ -157,10 +158,11 @@ class Reading:
 
 @dataclass(slots=True)
 class _Scan:
-    """One look at the directory. is_whole: at all of its names."""
+    """One look at the directory. offset_ns: of the clock at the look before. is_whole: at all of its names."""
 
     descriptor: int
     now_s: float
+    offset_ns: int
     retries: int = _RETRIES
     is_whole: bool = True
     by_user: Counter[int] = field(default_factory=Counter)
@@ -172,6 +174,10 @@ class _Scan:
         for who in (uid, _ALL_USERS):
             self.kernels[who] += kernels
             self.strings[who] += strings
+
+    def is_clock_set(self) -> bool:
+        """Whether Unix time was set since the look before: then only the next one can tell who beats."""
+        return abs(_offset_ns() - self.offset_ns) > _STEP_NS
 
     def has_room(self, file: AgentFile, status: Status) -> bool:
         """Whether its user, and all users together, may have what is new of a file."""
@@ -211,6 +217,7 @@ class AgentFiles:
         self._first: Mapping[str, int] | None = None
         self._listing: _Listing | None = None
         self._is_flooded = False
+        self._offset_ns = _offset_ns()
         self._logged = 0
         self.rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
         """Files so far by reason."""
@@ -222,7 +229,8 @@ class AgentFiles:
         that is known and cannot be read this time keeps its place: nothing of it is to be counted twice.
         """
         with _open_folder(self._directory) as folder:
-            scan = _Scan(folder, self._clock())
+            scan = _Scan(folder, self._clock(), self._offset_ns)
+            self._offset_ns = _offset_ns()
             present = self._present(scan)
             self._files = {name: file for name, file in self._files.items() if present.get(name) == file.inode}
             self._refused = self._still_there(self._refused, present, is_whole=scan.is_whole)
@@ -335,7 +343,7 @@ class AgentFiles:
             is_free = _is_free(descriptor)
             is_wanted = file.died_s is None or file.must_read
             reading = self._read(scan, file, descriptor) if is_wanted else None
-            if is_free and file.died_s is None and not file.is_beating(time.time_ns()):
+            if is_free and file.died_s is None and not file.is_beating(time.time_ns()) and not scan.is_clock_set():
                 file.died_s = scan.now_s
             return file, reading
         finally:
@@ -475,6 +483,10 @@ def _open_folder(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _offset_ns() -> int:
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _is_free(descriptor: int) -> bool:
