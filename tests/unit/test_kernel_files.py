@@ -383,6 +383,30 @@ def test_a_clock_that_is_set_ends_nobody(
     assert file.died_s == 100
 
 
+@pytest.mark.parametrize("error", [PermissionError(1, "no"), OSError(errno.EROFS, "read-only")])
+def test_a_dead_file_that_cannot_be_removed(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: OSError
+) -> None:
+    """Somebody else's sticky directory, or one mounted read-only: its place is free all the same; told once."""
+
+    def refuse(_name: str, **_kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(files_module, "MAX_FILES_OF_USER", 2)
+    for pid in (1, 2):
+        folder.writer(pid).end()
+    folder.scan()
+    folder.now_s += KEPT_DEAD_S
+    folder.scan()
+    folder.writer(3)
+    for _ in range(3):
+        assert folder.pids() == [3]
+    assert folder.rejected == {}
+    (record,) = caplog.records
+    assert str(error.strerror) in record.getMessage()
+
+
 def test_a_name_that_has_become_anothers_is_not_removed(folder: Folder) -> None:
     """The file of a process that lives, under the name of one that has ended."""
     writer = folder.writer()

@@ -217,6 +217,7 @@ class AgentFiles:
         self._first: Mapping[str, int] | None = None
         self._listing: _Listing | None = None
         self._is_flooded = False
+        self._is_stuck = False
         self._offset_ns = _offset_ns()
         self._logged = 0
         self.rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
@@ -456,10 +457,19 @@ class AgentFiles:
             log.warning("agent file %s%s is %srejected: %s%s", self._directory / name, owner, part, reason, more)
 
     def _remove(self, scan: _Scan, file: AgentFile) -> None:
-        """Delete the file of a process that has ended, if the name is still its own."""
-        with suppress(OSError):
+        """Delete the file of a process that has ended, if the name is still its own; it is told no more in any case."""
+        self._forget(scan, file.name)
+        self._refused[file.name] = file.inode
+        try:
             if os.stat(file.name, dir_fd=scan.descriptor, follow_symlinks=False).st_ino == file.inode:
                 os.unlink(file.name, dir_fd=scan.descriptor)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if not self._is_stuck:
+                self._is_stuck = True
+                reason = error.strerror
+                log.warning("agent files of processes that have ended stay in %s: %s", self._directory, reason)
 
 
 def make_folder(path: Path) -> None:
