@@ -1,7 +1,7 @@
 """A process of its own that demangles C++ names: from stdin to stdout, one at a time, each with its length before it.
 
 Run as a file, without the package. Names come from anybody's kernels: some would become gigabytes, and a demangler
-may crash. The limits here and the exporter's patience end such a name, and only that.
+may crash. The limits here end such a name, and only that: the exporter cannot tell it from a slow machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _LENGTH = struct.Struct("<I")
 _MEMORY = 512 << 20
 _CPU_SECONDS = 0.05
 """For one name; honest ones take microseconds."""
+_SECONDS = 20
+"""The same for one that waits rather than works, as for memory."""
 
 
 def main() -> None:
@@ -28,12 +30,14 @@ def main() -> None:
     while len(length := reader.read(_LENGTH.size)) == _LENGTH.size:
         name = reader.read(_LENGTH.unpack(length)[0])
         signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)  # its signal ends the process, wherever it is
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
         text = b""
         address = demangle(name, None, None, ctypes.byref(ctypes.c_int()))
         if address:
             text = ctypes.string_at(address, min(_length(address), MAX_OUTPUT))
             free(address)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         writer.write(_LENGTH.pack(len(text)) + text)
         writer.flush()
 
