@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
 from gpu_hpc_exporter.jobs.attribution import MAX_ROWS, attribute, row_name
 from gpu_hpc_exporter.jobs.identity import Settings
-from gpu_hpc_exporter.jobs.lookups import SlurmJob
-from gpu_hpc_exporter.model import GpuJobs, Job, JobOnGpu
+from gpu_hpc_exporter.jobs.lookups import Pod, SlurmJob
+from gpu_hpc_exporter.model import Gpu, GpuJobs, Job, JobOnGpu
 from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, HostLookups, HostProcesses
+from gpu_hpc_exporter.sources.kubernetes.view import KubernetesLookups
 from gpu_hpc_exporter.sources.procfs import PidView
 from gpu_hpc_exporter.sources.slurm.source import SlurmView
 from proc_tree import ProcTree
@@ -34,12 +36,23 @@ class Controller:
         return None
 
 
+class Pods:
+    """A Kubernetes that knows these."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self.view = KubernetesLookups(pods={pod.uid: pod for pod in pods})
+
+    def poke(self, _: str) -> None: ...
+
+    def set_gpus(self, _: Iterable[Gpu], __: Mapping[str, int]) -> None: ...
+
+
 class Host:
     """Processes that the driver lists, on a host where they can be looked up, or cannot."""
 
-    def __init__(self, directory: Path, *, lookup: bool = True) -> None:
+    def __init__(self, directory: Path, *pods: Pod, lookup: bool = True) -> None:
         self.tree = ProcTree(directory / "proc")
-        lookups = HostLookups(None, Controller())
+        lookups = HostLookups(Pods(*pods), Controller())
         self.clock = Clock()
         self.processes = HostProcesses(Settings(), lookups, self.tree.root, PidView(lookup), self.clock)
 
@@ -104,6 +117,52 @@ def test_another_users_file_for_a_process(tmp_path: Path) -> None:
     host.list(101)
     with pytest.raises(ForeignFileError):
         host.processes.job_of_agent(claim(101, uid=1001))
+
+
+def test_two_users_containers_that_start_together(tmp_path: Path) -> None:
+    """Programs of the same inner pid and start: each file is its owner's process's, whichever was found first."""
+    host = Host(tmp_path)
+    for uid in (1000, 1001):
+        host.tree.add(4000 + uid, uid=uid)
+        host.in_namespace(4000 + uid, 1)
+    host.list(5000, 5001)
+    for uid in (1000, 1001):
+        found = host.processes.job_of_agent(claim(1, uid=uid))
+        assert found is not None
+        assert found.pid == 4000 + uid
+    with pytest.raises(ForeignFileError):
+        host.processes.job_of_agent(claim(1, uid=1002))
+
+
+UIDS = ("11111111-2222-3333-4444-555555555555", "66666666-2222-3333-4444-555555555555")
+
+
+def test_pods_that_start_together(tmp_path: Path) -> None:
+    """All of one user, with the same inner pid and start: by the pod that a file names, by its GPUs, or for now not."""
+    host = Host(tmp_path, *(Pod(uid, "bert-0", f"team-{n}") for n, uid in enumerate(UIDS)))
+    for n, uid in enumerate(UIDS):
+        host.tree.add(101 + n, cgroup=f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice\n")
+        host.in_namespace(101 + n, 1)
+    host.list(101, 102)
+
+    def pid_of(*may_be: int, **environment: str) -> int | None:
+        found = host.processes.job_of_agent(AgentClaim(1, 100, 1000, environment), lambda pid: pid in may_be)
+        return None if found is None else found.pid
+
+    for n, uid in enumerate(UIDS):
+        assert pid_of(101, 102, POD_UID=uid, POD_NAME="x") == 101 + n
+        assert pid_of(101, 102, POD_NAME="bert-0", POD_NAMESPACE=f"team-{n}", HOSTNAME="x") == 101 + n
+        assert pid_of(101, 102, HOSTNAME="bert-0", POD_NAMESPACE=f"team-{n}") == 101 + n
+        assert pid_of(102 - n, POD_UID=uid) is None  # its pod's, and not its GPUs': not yet, or a made-up name
+        assert pid_of(101 + n) == pid_of(101 + n, HOSTNAME="bert-0") == pid_of(101 + n, HOSTNAME="node-7") == 101 + n
+    assert pid_of(101, 102) is None
+    assert pid_of(101, 102, HOSTNAME="bert-0") is None
+    assert pid_of() is None
+    host.list(102)
+    assert pid_of() is None  # the other has ended, and is not forgotten
+    host.clock.now_s = 60
+    host.list(102)
+    assert pid_of() == 102
 
 
 def test_its_own_word_never_goes_over_a_cgroup(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gpu_hpc_exporter.collectors.kernels import KernelsCollector
 from gpu_hpc_exporter.collectors.sources import SourcesCollector
 from gpu_hpc_exporter.config import Agent
 from gpu_hpc_exporter.exposition import TEXT, encode
+from gpu_hpc_exporter.jobs.identity import Settings
 from gpu_hpc_exporter.model import (
     CATEGORIES,
     Gpu,
@@ -31,12 +32,14 @@ from gpu_hpc_exporter.model import (
 )
 from gpu_hpc_exporter.samplers import kernels as kernels_module
 from gpu_hpc_exporter.samplers.fleet import Fleet
-from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, Placement
+from gpu_hpc_exporter.samplers.identities import AgentClaim, ForeignFileError, HostLookups, HostProcesses, Placement
 from gpu_hpc_exporter.samplers.kernel_ledger import MAX_KERNELS_OF_JOB, MAX_NAMED_KERNELS, MAX_PAIRS
 from gpu_hpc_exporter.samplers.kernel_totals import MAX_REPORT_AGE_NS
 from gpu_hpc_exporter.samplers.kernels import KernelSampler, wait_after
 from gpu_hpc_exporter.sources.kernels import layout
+from gpu_hpc_exporter.sources.procfs import PidView
 from gpu_hpc_exporter.web.answers import gpus
+from proc_tree import ProcTree
 from unit.objects import G0, G1, GAUGE_WINDOW_NS, M1, NS, Clock, inventory
 
 BERT = Job("bert", "123", "batch", "ann", source="slurm")
@@ -54,7 +57,7 @@ class Told:
         self.unseen: set[int] = set()
         self.can_tell = True
 
-    def job_of_agent(self, claim: AgentClaim) -> Placement | None:
+    def job_of_agent(self, claim: AgentClaim, _: Callable[[int], bool]) -> Placement | None:
         if claim.pid in self.foreign:
             raise ForeignFileError
         job = self.jobs.get(claim.pid)
@@ -720,6 +723,79 @@ def test_files_that_are_not_their_processes(node: Node) -> None:
     assert samples.one(rejected, reason="duplicate") == 0
     assert node.look(31).one(rejected, reason="duplicate") == 1
     assert node.look().one("gpu_hpc_agents", state="waiting") == 1
+
+
+class Containers:
+    """Containers on a node, whose programs all have the pid 1 in them and started in the same moment."""
+
+    def __init__(self, node: Node, path: Path) -> None:
+        self.node = node
+        self.tree = ProcTree(path / "proc")
+        self.processes = HostProcesses(
+            Settings(), HostLookups(None, None), self.tree.root, PidView(lookup=True), node.clock
+        )
+        node.sampler.use_owners(lambda: self.processes)
+
+    def add(self, pid: int, job: str) -> None:
+        """A program, by its pid on the host."""
+        self.tree.add(pid, uid=os.getuid(), environ={"JOB_NAME": job})
+        status = self.tree.root / str(pid) / "status"
+        status.write_text(status.read_text().replace(f"NSpid:\t{pid}", f"NSpid:\t{pid}\t1"))
+
+    def look(self, *on: tuple[Gpu, tuple[int, ...]], seconds: float = 5) -> dict[tuple[str, str], float]:
+        """With these on the GPUs; executions by GPU and job."""
+        for gpu, pids in on:
+            processes = tuple(map(GpuProcess, pids))
+            self.node.sampler.put(GpuProcesses(self.node.clock() + round(seconds * NS), gpu.uuid, processes))
+        self.processes.jobs_of({pid for _, pids in on for pid in pids}, 10**18)
+        found: dict[tuple[str, str], float] = {}
+        for row, value in self.node.look(seconds).all("gpu_hpc_kernel_executions_total").items():
+            labels = dict(row)
+            key = labels["uuid"], labels["job"]
+            found[key] = found.get(key, 0) + value
+        return {key: value for key, value in found.items() if value}
+
+    def rejected(self) -> float:
+        """Files so far."""
+        return sum(self.node.scrape().all("gpu_hpc_agent_files_rejected_total").values())
+
+
+def test_containers_that_start_together(node: Node, tmp_path: Path) -> None:
+    """Same pid inside, same start, same user: each file is that of the process on its GPU, also of one listed late."""
+    containers = Containers(node, tmp_path)
+    containers.add(4001, "bert")
+    containers.add(4002, "llama")
+    bert = node.agent(1, None, G0.uuid, HOSTNAME="aaaa")
+    llama = AgentWriter(node.path, 1, environment={"HOSTNAME": "bbbb"})
+    run(bert, {b"gemm": (10, 1000)})
+    for _ in range(8):  # the second has called cuInit and has no context yet: no twin of the first
+        assert containers.look((G0, (4001,)), (G1, ())) == {(G0.uuid, "bert"): 10}
+    llama.uuids, llama.devices = (G1.uuid,), [[0] * layout.COUNTERS]
+    run(llama, {b"gemm": (7, 1000)})
+    both = {(G0.uuid, "bert"): 10, (G1.uuid, "llama"): 7}
+    assert containers.look((G0, (4001,)), (G1, (4002,))) == both
+    for _ in range(8):
+        assert containers.look((G0, (4001,)), (G1, (4002,))) == both
+    assert containers.rejected() == 0
+
+
+def test_containers_that_nothing_tells_apart(node: Node, tmp_path: Path) -> None:
+    """On one GPU, without names: what comes while either may be meant is nobody's, and what came before stays."""
+    containers = Containers(node, tmp_path)
+    containers.add(4001, "bert")
+    containers.add(4002, "llama")
+    node.jobs("bert", "llama")
+    writer = node.agent(1, None, G0.uuid)
+    run(writer, {b"gemm": (10, 1000)})
+    assert containers.look((G0, (4001,)), (G1, ())) == {(G0.uuid, "bert"): 10}
+    run(writer, {b"gemm": (7, 1000)})
+    for _ in range(4):
+        later = containers.look((G0, (4001, 4002)), (G1, ()))
+    assert later == {(G0.uuid, "bert"): 10, (G0.uuid, f"{os.getuid()}/unknown"): 7}
+    containers.look((G0, (4002,)), (G1, (4001,)), seconds=60)
+    run(writer, {b"gemm": (3, 1000)})
+    assert containers.look((G0, (4002,)), (G1, (4001,)))[(G0.uuid, "llama")] == 3
+    assert containers.rejected() == 0
 
 
 @pytest.mark.parametrize("lie", ["back", "huge", "device back", "last of device back", "device huge"])

@@ -141,10 +141,22 @@ class _Placed:
         """Whether a file is about this process, whoever made it."""
         return (self.namespaces.pid, self.evidence.start_ticks) == (claim.pid, claim.start_ticks)
 
+    def is_named(self, claim: AgentClaim) -> bool:
+        """Whether a file's environment names this process's pod, by its UID, its name, or what its host is called."""
+        said, job = claim.environment, self.job
+        if said.get("POD_UID"):
+            return said["POD_UID"] == job.job_id
+        may_be_its = bool(job.pod) and said.get("POD_NAMESPACE") in {None, "", job.namespace}
+        return may_be_its and job.pod == (said.get("POD_NAME") or said.get("HOSTNAME"))
+
     def owns(self, claim: AgentClaim) -> bool:
         """Whether the file's owner is the process's user, as we see it or, by an id-mapped mount, as it sees itself."""
         uid = self.evidence.uid
         return uid in {claim.uid, -1} or self.namespaces.owner_on(claim.device, uid) == claim.uid
+
+
+def _anyone(_: int) -> bool:
+    return True
 
 
 _REMEMBERED_NS: Final = 60 * NS
@@ -248,18 +260,25 @@ class HostProcesses:
         """What a process has loaded, as far as that has been looked at."""
         return self._loaded.get(pid, ())
 
-    def job_of_agent(self, claim: AgentClaim) -> Placement | None:
+    def job_of_agent(self, claim: AgentClaim, may_be: Callable[[int], bool] = _anyone) -> Placement | None:
         """The job of the process on a GPU that an agent's file is about; None where no such process is known.
 
-        For another thread than the one that looks the processes up. Raises ForeignFileError where the file belongs to
-        somebody else than its process.
+        Programs of containers that start together may have the same pid there and the same start. Of several of the
+        file's owner, it is that of the pod that the file names, and one that `may_be` the file's by what else it tells;
+        None where that leaves more than one, or none. For another thread than the one that looks the processes up.
+        Raises ForeignFileError where the file belongs to somebody else than all processes that it can be about.
         """
-        for pid, placed in self._placed.items():
-            if placed.is_meant(claim):
-                if not placed.owns(claim):
-                    raise ForeignFileError
-                return Placement(placed.job, pid)
-        return None
+        meant = {pid: placed for pid, placed in self._placed.items() if placed.is_meant(claim)}
+        found = {pid: placed for pid, placed in meant.items() if placed.owns(claim)}
+        if meant and not found:
+            raise ForeignFileError
+        if len(found) > 1:
+            found = {pid: placed for pid, placed in found.items() if placed.is_named(claim)} or found
+            found = {pid: placed for pid, placed in found.items() if may_be(pid)}
+        if len(found) != 1:
+            return None
+        ((pid, placed),) = found.items()
+        return Placement(placed.job, pid)
 
     def has_seen(self, pid: int) -> bool:
         """Whether a process that the driver lists could be looked up when that was last tried; for any thread."""

@@ -63,7 +63,7 @@ class Owners(Protocol):
     @property
     def can_tell(self) -> bool: ...
 
-    def job_of_agent(self, claim: AgentClaim) -> Placement | None: ...
+    def job_of_agent(self, claim: AgentClaim, may_be: Callable[[int], bool]) -> Placement | None: ...
 
     def declared_job(self, claim: AgentClaim) -> Job: ...
 
@@ -285,10 +285,12 @@ class KernelSampler:
         if self._owners is None:
             return False
         owners = self._owners()
-        placed = owners.job_of_agent(owner.claim)
+        placed = owners.job_of_agent(owner.claim, lambda pid: self._may_be(pid, file, look))
         if placed is not None:
             owner.placed, owner.job = placed, placed.job
             return True
+        if owner.placed is not None and file.died_s is None and owners.has_seen(owner.placed.pid):
+            owner.placed = owner.job = None  # it is there, and so is another whose file this may be
         if owner.placed is not None:
             return True
         waits = owners.can_tell and file.died_s is None and look.now_ns - owner.first_ns < PATIENCE_NS
@@ -297,12 +299,20 @@ class KernelSampler:
             owner.is_own_word = not owners.can_tell
         return owner.job is not None
 
+    def _may_be(self, pid: int, file: AgentFile, look: _Look) -> bool:
+        """Whether a process may be on all GPUs of which a file speaks."""
+        return all(self._contexts.has(uuid, pid, look.now_ns) is not False for uuid in self._named(file))
+
     def _is_twin(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
-        """Whether another living file is about the same process: one process, one file."""
+        """Whether another living file is about the same process: one process, one file, of one environment.
+
+        In another container, of which nothing is known yet, another process may have the same pid and start.
+        """
         if file.died_s is not None:
             return False
         claim = owner.claim
-        process = ("", owner.placed.pid, 0) if owner.placed else (str(claim.uid), claim.pid, claim.start_ticks)
+        numbers = ("", owner.placed.pid, 0) if owner.placed else (str(claim.uid), claim.pid, claim.start_ticks)
+        process = (*numbers, frozenset(claim.environment.items()))
         if process not in look.processes:
             look.processes.add(process)
             owner.twin_ns = None
@@ -428,7 +438,7 @@ class _Look:
         self.wall_ns = wall_ns
         self.naming = NamingTime(_NAMING_S)
         self.files: set[tuple[str, int]] = set()
-        self.processes: set[tuple[str, int, int]] = set()
+        self.processes: set[tuple[str, int, int, frozenset[tuple[str, str]]]] = set()
         self.pids: set[int] = set()
         self.states: Counter[AgentState] = Counter()
         self.reasons: set[str] = set()

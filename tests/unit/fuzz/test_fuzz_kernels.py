@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,7 +87,7 @@ class Owners:
 
     can_tell = True
 
-    def job_of_agent(self, claim: AgentClaim) -> Placement:
+    def job_of_agent(self, claim: AgentClaim, _: Callable[[int], bool]) -> Placement:
         """By the claim's pid."""
         return Placement(Job("bert", "1", source="slurm"), claim.pid)
 
