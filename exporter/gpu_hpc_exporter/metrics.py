@@ -533,7 +533,8 @@ KERNEL_ACTIVITY_SECONDS = Spec(
     "counter",
     f"Time in which at least one of this kind ran; kinds overlap. {_UNION}",
     (*JOB, "activity"),
-    "activity: compute, communication, copy",
+    'activity: compute, communication (kernels whose names begin with nccl, while category="communication" has custom '
+    "all-reduces too, by their names), copy",
 )
 KERNEL_OVERLAP_SECONDS = Spec(
     "gpu_hpc_kernel_overlap_seconds_total",

@@ -93,6 +93,45 @@ def test_signatures_and_categories(name: str, expected: str, kind: Category) -> 
 _NAMES = st.text(max_size=300) | st.text("ab_0129<>(){}[]:,.&* ~kernelFunctorOp\udcff", max_size=300)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        # What torch.compile made, whatever it fused.
+        *((f"triton_{kind}_fused__to_copy_add_mul", "generated") for kind in ("poi", "per", "red", "for", "unk")),
+        *((f"triton_{kind}_fused_convolution_adam", "generated") for kind in ("poi", "spl", "tem")),
+        ("triton_fused_native_layer_norm_backward", "generated"),
+        ("triton_mm", "generated"),
+        ("triton_flash_attention", "attention"),  # somebody's own
+        ("my_triton_poi_copy", "copy"),
+        # A word, not what another word ends with.
+        ("madam_kernel", "other"),
+        ("adamw_step", "optimizer"),
+        ("fused_adam_kernel", "optimizer"),
+        ("DistAdamFunctor", "optimizer"),
+        ("RAdamKernel", "optimizer"),
+        ("nadam", "optimizer"),
+        ("unconv_scale", "other"),
+        ("causal_conv1d_fwd_kernel", "convolution"),
+        ("DepthwiseConv2dGPUKernelNHWC", "convolution"),
+        ("deconv_kernel", "convolution"),
+        ("implicit_convolve_sgemm", "convolution"),
+        ("conv_depthwise2d_forward_kernel", "convolution"),
+        ("small_reduce_kernel", "reduction"),
+        ("multimem_all_reduce_kernel", "communication"),
+        ("twoShotAllReduceKernel", "communication"),
+        ("cross_device_reduce_1stage", "communication"),
+        ("normal_kernel", "other"),
+        ("batchnorm_normalize", "reduction"),
+        ("diffusion_step", "other"),
+        ("loop_add_fusion", "generated"),
+        ("softMaxForward", "reduction"),
+    ],
+)
+def test_words_of_categories(kernel: str, kind: Category) -> None:
+    """Names in the wild, and such as look like them."""
+    assert category(kernel) == kind
+
+
 @given(_NAMES)
 @settings(max_examples=500)
 @example("a" * 4096)  # H04

@@ -52,40 +52,45 @@ _LENGTH: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
 
 @lru_cache(maxsize=4096)
 def category(kernel: str) -> Category:
-    """What kind of work a kernel with this signature does; by words in its name, the most telling first."""
-    lower = kernel.lower()
-    return next((kind for kind, pattern in _CATEGORIES if pattern.search(lower)), "other")
+    """What kind of work a kernel with this signature does; by words in its name, the most telling first.
+
+    A name that torch.compile made lists all that is fused: how it begins is what tells.
+    """
+    return next((kind for kind, pattern in _CATEGORIES if pattern.search(kernel)), "other")
 
 
-_CATEGORIES: Final[tuple[tuple[Category, re.Pattern[str]], ...]] = (
+_WORDS: Final[tuple[tuple[Category, str], ...]] = (
+    # Inductor's kinds: foreach, persistent_reduction, pointwise, reduction, split_scan, template, unknown; and of old.
+    ("generated", r"^triton_(?:for|per|poi|red|spl|tem|unk|fused)_"),
     (
         "communication",
-        re.compile(
-            r"nccl|rccl|nvshmem|mscclpp|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|"
+        (
+            r"nccl|rccl|nvshmem|mscclpp|(?:(?<![a-z])all|(?-i:All))_?(?:reduce|gather|to_?all)|reduce_?scatter|sendrecv|"
             r"cross_device|one_shot|two_shot|deepep|multimem"
         ),
     ),
-    ("attention", re.compile(r"attention|attn|flash_(?:fwd|bwd)|flash_?infer|fmha|sdpa|(?:^|_)mha|mla_|paged_")),
+    ("attention", r"attention|attn|flash_(?:fwd|bwd)|flash_?infer|fmha|sdpa|(?:^|_)mha|mla_|paged_"),
     (
         "optimizer",
-        re.compile(r"adam|(?:^|_|\[)sgd|adagrad|rmsprop|optimizer|multi_?tensor_?apply|(?:^|_)(?:lamb|lion)_"),
+        (
+            r"(?<![a-z])[nr]?adam|(?-i:Adam)|(?:^|_|\[)sgd|adagrad|rmsprop|optimizer|multi_?tensor_?apply|"
+            r"(?:^|_)(?:lamb|lion)_"
+        ),
     ),
-    ("convolution", re.compile(r"conv(?:olution|olve|_|[1-3]d|$)|fprop|dgrad|wgrad|winograd|im2col|col2im")),
     (
-        "gemm",
-        re.compile(r"gemm|gemv|matmul|nvjet|cijk_|xmma|cublas|cutlass|splitk|(?:^|_)mma(?:_|$)|(?:^|_)dot(?:_|$)"),
+        "convolution",
+        r"convol(?:ution|ve)|(?:(?<![a-z])(?:de)?conv|(?-i:Conv))(?:_|[1-3]d|$)|fprop|dgrad|wgrad|winograd|im2col|col2im",
     ),
-    ("copy", re.compile(r"copy|memcpy|catarray|transpose|(?:^|_)concat|permute")),
-    ("generated", re.compile(r"triton|fused_kernel|nvfuser|fusion|inductor|(?:^|_)xla_")),
+    ("gemm", r"gemm|gemv|matmul|nvjet|cijk_|xmma|cublas|cutlass|splitk|(?:^|_)mma(?:_|$)|(?:^|_)dot(?:_|$)"),
+    ("copy", r"copy|memcpy|catarray|transpose|(?:^|_)concat|permute"),
+    ("generated", r"triton|fused_kernel|nvfuser|(?:^|_)fusion|inductor|(?:^|_)xla_"),
     (
         "reduction",
-        re.compile(r"reduc|softmax|norm|logsumexp|argmax|argmin|cumsum|scan|(?:^|_|\[)(?:sum|mean)(?:_|ops|$)|welford"),
+        r"reduc|softmax|norm(?!al(?:_|$))|logsumexp|argmax|argmin|cumsum|scan|(?:^|_|\[)(?:sum|mean)(?:_|ops|$)|welford",
     ),
-    (
-        "elementwise",
-        re.compile(r"elementwise|element_wise|pointwise|(?:^|_)fill|unary|binary|functor|activation|gelu|silu"),
-    ),
+    ("elementwise", r"elementwise|element_wise|pointwise|(?:^|_)fill|unary|binary|functor|activation|gelu|silu"),
 )
+_CATEGORIES: Final = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
 
 # What counts as a functor: something that a generic kernel runs for each element or tile.
 _FUNCTOR: Final = re.compile(
