@@ -353,7 +353,7 @@ JOB_INFO = Spec(
     "namesakes tell differently is empty; source says what told. Join on (instance, gpu, uuid); device series have no "
     "job, since copies of them would add up.",
     (*G, "job", "job_id", "kind", "user", "namespace", "pod", "container", "rank", "source"),
-    'kind: "", batch, service, interactive',
+    'job: other for all but the largest of a GPU, other[] for one of that name; kind: "", batch, service, interactive',
 )
 GPU_JOBS = Spec(
     "gpu_hpc_gpu_jobs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_hpc_exporter.jobs.attribution import MAX_ROWS, attribute
+from gpu_hpc_exporter.jobs.attribution import MAX_ROWS, attribute, row_name
 from gpu_hpc_exporter.model import GpuJobs, Job, JobOnGpu
 
 BERT = Job("bert", "123", "batch", "ann", rank="0", source="slurm")
@@ -60,14 +60,17 @@ def test_h03_namesakes_are_one_row_and_count_as_they_are() -> None:
 
 
 def test_the_smallest_of_many_jobs_are_one_row() -> None:
-    """I06: at most 16 rows; a real job of that name is among the others."""
+    """I06: at most 16 rows; a real job of that name has its own, in brackets, as is told of its agents' files."""
     shares = [JobOnGpu(Job(f"j{n:02}"), 1, n + 1) for n in range(40)]
     shares.append(JobOnGpu(Job("other"), 1, 10**9))
     jobs = attribute(shares, [])
     assert (len(jobs.jobs), jobs.count) == (MAX_ROWS, 41)
-    assert names(jobs) == [*(f"j{n:02}" for n in range(25, 40)), "other"]
+    assert names(jobs) == [*(f"j{n:02}" for n in range(26, 40)), "other[]", "other"]
     assert jobs.jobs[-1].processes == 26
-    assert jobs.jobs[-1].memory_bytes == 10**9 + sum(range(1, 26))
+    assert jobs.jobs[-1].memory_bytes == sum(range(1, 27))
+    assert row_name(Job("other"), jobs) == row_name(Job("other"), None) == "other[]"
+    assert row_name(Job("j00"), jobs) == "other"
+    assert names(attribute([], [Job("other", source="slurm")])) == ["other[]"]
 
 
 def test_h03_a_name_of_ones_own_takes_nothing_from_a_namesake() -> None:

@@ -725,6 +725,20 @@ def test_files_that_are_not_their_processes(node: Node) -> None:
     assert node.look().one("gpu_hpc_agents", state="waiting") == 1
 
 
+def test_a_job_that_is_called_other(node: Node) -> None:
+    """It has all that a job has, as no job does that has no room."""
+    writer = node.agent(101, Job("other", source="slurm"))
+    writer.add(layout.D_QUEUE_BUCKETS, 3)
+    run(writer, {b"gemm": (10, 1000)})
+    node.look()
+    run(writer, {b"gemm": (10, 1000)})
+    samples = node.look()
+    assert executions(samples, job="other[]") == {"gemm": 10, "other": 10}
+    assert samples.one("gpu_hpc_kernel_duration_seconds_count", job="other[]") == 20
+    assert samples.one("gpu_hpc_kernel_queue_seconds_count", job="other[]") == 3
+    assert not executions(samples, job="other")
+
+
 class Containers:
     """Containers on a node, whose programs all have the pid 1 in them and started in the same moment."""
 

@@ -16,6 +16,7 @@ MAX_ROWS: Final = 16
 MAX_LIBRARIES: Final = 12
 """Most libraries of a job on one GPU that are told, each version of one counted."""
 OTHER: Final = "other"
+"""All jobs without a row of their own; a job of that name gets brackets."""
 UNPLACED: Final = Job("unknown")
 """Whose the processes are that run and of which /proc does not tell: without a row, another job would seem alone."""
 _MOST_RATIO: Final = 1.005
@@ -25,6 +26,7 @@ def attribute(running: Iterable[JobOnGpu], holders: Iterable[Job]) -> GpuJobs:
     """The jobs of one GPU. `running`: one for each process; `holders`: jobs that hold the GPU, processes or not."""
     shares = list(running)
     shares += [JobOnGpu(job) for job in holders if not _runs(job, shares)]
+    shares = [share if share.job.job != OTHER else replace(share, job=_bracketed(share.job)) for share in shares]
     certain = frozenset((share.job.job_id, share.job.user) for share in shares if share.job.source == "slurm")
     rows = []
     count = 0
@@ -40,6 +42,7 @@ def row_name(job: Job, known: GpuJobs | None) -> str:
 
     A name that the process chose itself gives it no other's row.
     """
+    job = _bracketed(job)
     rows = {row.job.job: row.job for row in known.jobs} if known is not None else {}
     owner = job.user or job.container or job.pod
     own = bounded(f"{owner}/{job.job}") if job.source == "environ" and owner else job.job
@@ -60,6 +63,10 @@ def pod_row(environment: Mapping[str, str], known: GpuJobs | None) -> str:
     pod, namespace = environment.get("POD_NAME", ""), environment.get("POD_NAMESPACE", "")
     rows = known.jobs if known is not None and pod and namespace else ()
     return next((row.job.job for row in rows if (row.job.pod, row.job.namespace) == (pod, namespace)), "")
+
+
+def _bracketed(job: Job) -> Job:
+    return replace(job, job=f"{OTHER}[]") if job.job == OTHER else job
 
 
 _Certain = frozenset[tuple[str, str]]
@@ -155,6 +162,5 @@ def _bounded(rows: list[JobOnGpu]) -> list[JobOnGpu]:
     if len(rows) <= MAX_ROWS:
         return sorted(rows, key=lambda row: row.job.job)
     largest = sorted(rows, key=lambda row: (-(row.memory_bytes or 0), -row.processes, row.job.job))
-    kept = [row for row in largest if row.job.job != OTHER][: MAX_ROWS - 1]
-    folded = [row for row in largest if row not in kept]
+    kept, folded = largest[: MAX_ROWS - 1], largest[MAX_ROWS - 1 :]
     return [*sorted(kept, key=lambda row: row.job.job), _summed(Job(OTHER), folded)]
