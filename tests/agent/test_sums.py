@@ -205,7 +205,8 @@ def test_a_clock_that_is_right_for_kernels_is_for_nodes(start: Start) -> None:
     agent = start(**ENDLESS)
     agent.begin()
     now = one_window(agent, "base in=0", "kernel x", "graph g nodes=1 at=-9000000000 ns=1000000000 call=0")
-    assert (now.kernels().keys(), now.header.records_dropped) == ({"x"}, 1)
+    assert now.kernels().keys() == {"x"}
+    assert now.header.records_dropped == 1
     assert now.device().busy_ns <= 1000
 
 
