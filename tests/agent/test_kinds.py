@@ -239,7 +239,7 @@ def test_a_tool_that_came_and_went_in_a_pause(start: Start) -> None:
 def test_a_tool_that_came_and_went_in_a_pause_with_our_buffers(start: Start) -> None:
     """That of the copies went with it, and never comes back: as if the tool had been seen."""
     agent = start(
-        RESUME_AFTER_PROFILER_MINUTES="0.001", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="0.1"
+        RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="0.1"
     )
     agent.trace()
     agent.published()
@@ -290,7 +290,7 @@ def test_threads_that_come_and_go_in_a_pause(start: Start, version: int) -> None
 
 def test_a_tool_that_frees_what_more_threads_than_large_buffers_had(start: Start) -> None:
     """Small ones are of the heap, too."""
-    agent = start(WINDOW_SECONDS="0.3", PERIOD_SECONDS="1.5", RESUME_AFTER_PROFILER_MINUTES="0.01")
+    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3", RESUME_AFTER_PROFILER_MINUTES="0.01")
     agent.trace()
     agent.published()
     agent.do("kernel a work=0 threads=200", "profile frees=1", "kernel a threads=4", "profiled", "unsubscribe")

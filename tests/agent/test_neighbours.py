@@ -83,7 +83,7 @@ def test_it_resumes_when_configured(start: Start, *, keeps_slot: bool) -> None:
 @pytest.mark.parametrize("rounds", [1, 30])
 def test_a_profiler_that_frees_what_it_gets(start: Start, rounds: int) -> None:
     """XLA's does so with the buffers that CUPTI had of ours, in a window and in a pause; we have others afterwards."""
-    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.001", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.004", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
     agent.trace()
     for _ in range(rounds):
         agent.do("copy h2d threads=5", "kernel ours count=10 threads=5", "profile frees=1", "kernel its count=9")

@@ -187,7 +187,7 @@ def test_a_thread_without_a_number_is_not_taken_for_another(start: Start) -> Non
 
 def test_seldom_long_kernels_are_awaited(start: Start) -> None:
     """Windows in which nothing ran do not make the agent forget how long the others take."""
-    agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="30")
+    agent = start(WINDOW_SECONDS="0.5", PERIOD_SECONDS="0.7", DRAIN_SECONDS="30")
     agent.trace()
     agent.do("kernel long ns=2500000000")
     agent.wait(lambda now: now.header.windows_discarded == 1)
@@ -447,7 +447,7 @@ def test_a_kernel_that_runs_for_minutes_is_all_that_continuous_tracing_loses(sta
 
 def test_a_wait_that_continuous_tracing_never_sees_return(start: Start) -> None:
     """It counts when it has ended: what is published is complete."""
-    agent = start(**CONTINUOUS)
+    agent = start(**CONTINUOUS | {"WINDOW_SECONDS": "0.5"})
     agent.trace()
     agent.do("kernel a", "unfinished wait", "kernel b count=50")
     now = agent.wait(lambda now: "b" in now.kernels())
@@ -481,7 +481,7 @@ def test_continuous_tracing_forces_nothing_out_of_a_tool_that_keeps_the_subscrip
 
 def test_nothing_is_forced_out_of_a_profiler(start: Start) -> None:
     """One that began while a window's records were awaited gets them finished (the fake aborts)."""
-    agent = start(DRAIN_SECONDS="0.3", WINDOW_SECONDS="0.1", PERIOD_SECONDS="5")
+    agent = start(DRAIN_SECONDS="0.3", WINDOW_SECONDS="0.5", PERIOD_SECONDS="5")
     agent.trace()
     agent.do("unfinished kernel")
     wait_state(agent, State.WAITING)
@@ -494,7 +494,7 @@ def test_nothing_is_forced_out_of_a_profiler(start: Start) -> None:
 
 def test_nothing_is_forced_out_of_a_tool_that_keeps_the_subscription(start: Start) -> None:
     """After resuming nobody can tell whether it is at work: the window is discarded as it is (the fake aborts)."""
-    agent = start(RESUME_AFTER_PROFILER_MINUTES="0", DRAIN_SECONDS="0.1", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2")
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0", DRAIN_SECONDS="0.1", WINDOW_SECONDS="0.5", PERIOD_SECONDS="0.7")
     agent.begin("subscribe")
     wait_state(agent, State.TRACING)
     agent.do("unfinished kernel")
@@ -505,8 +505,8 @@ def test_nothing_is_forced_out_of_a_tool_that_keeps_the_subscription(start: Star
 def test_windows_that_are_never_complete_end_it(start: Start) -> None:
     """A CUPTI that keeps buffers without records can never say that all are back."""
     agent = start(DRAIN_SECONDS="0.02")
-    agent.trace("keep_empty")
-    agent.do("stall 1", "kernel a count=5")
+    agent.trace("keep_empty", "stall 1")
+    agent.do("kernel a count=5")
     now = agent.wait(lambda now: now.header.state == State.OFF)
     assert now.state == (State.OFF, Reason.WINDOWS_DISCARDED)
     assert agent.kinds() == FOR_LIFE
@@ -584,7 +584,7 @@ def test_continuous_tracing_steps_down(start: Start) -> None:
     """With a budget it becomes windows after five parts that were too dear."""
     agent = start(MODE="continuous", LAUNCH_COST_MICROSECONDS="4000", BUDGET="0.9")
     agent.trace()
-    agent.send("kernel a count=700 every_us=500")
+    agent.send("kernel a count=4000 every_us=500")
     now = agent.wait(lambda now: now.state == (State.WAITING, Reason.BUDGET))
     assert agent.hear() == "ok"
     assert now.header.mode == 1

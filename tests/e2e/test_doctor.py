@@ -540,16 +540,35 @@ def test_own_pid_namespace(machine: DoctorMachine) -> None:
 # Kernel agents
 
 
+@contextmanager
+def beating(*agents: AgentWriter) -> Iterator[None]:
+    """Agents whose threads run."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.is_set():
+            for agent in agents:
+                agent.beat(time.time_ns())
+            over.wait(0.2)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_agents(machine: DoctorMachine) -> None:
     """K09: how many trace, why others do not, and what to do about those that cannot."""
     tracing, paused, late = (AgentWriter(machine.agents, pid=pid) for pid in (101, 102, 103))
     tracing.state = late.state = "tracing"
     paused.state, paused.reason = "off", "no_cupti"
     paused.flags = late.flags = layout.FLAG_NO_COPIES | layout.FLAG_NO_WAITS
-    for agent in (tracing, paused, late):
-        agent.beat(time.time_ns() + 60_000_000_000)
     (machine.agents / "1-1-a.shm").write_text("no file of an agent's")
-    examined = machine.examine()
+    with beating(tracing, paused, late):
+        examined = machine.examine()
     assert examined.lines("agents")[0][:2] == (
         "ok",
         "1 off (no_cupti), 1 tracing, 1 tracing (records no copies, launches, waits)",
