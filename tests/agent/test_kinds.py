@@ -238,9 +238,7 @@ def test_a_tool_that_came_and_went_in_a_pause(start: Start) -> None:
 
 def test_a_tool_that_came_and_went_in_a_pause_with_our_buffers(start: Start) -> None:
     """That of the copies went with it, and never comes back: as if the tool had been seen."""
-    agent = start(
-        RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="0.1"
-    )
+    agent = start(RESUME_AFTER_PROFILER_MINUTES="0.01", WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.2", DRAIN_SECONDS="0.1")
     agent.trace()
     agent.published()
     agent.do("copy h2d memory=pinned", "profile frees=1", "kernel its count=9", "profiled", "unsubscribe")

@@ -548,7 +548,7 @@ def beating(*agents: AgentWriter) -> Iterator[None]:
     def beat() -> None:
         while not over.is_set():
             for agent in agents:
-                agent.beat(time.time_ns())
+                agent.beat()
             over.wait(0.2)
 
     thread = threading.Thread(target=beat)
