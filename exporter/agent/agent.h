@@ -60,6 +60,7 @@ struct options {
     uint64_t node_limit;    /* records of graph nodes in a life; UINT64_MAX: by version */
     bool graph_nodes;
     bool calls, copies;     /* are recorded, beside kernels */
+    bool waits;             /* the calls that wait, or all */
     bool driver_calls;      /* calls of the driver's functions too, which are those of programs without a runtime */
     bool any_version;
     char cuda_home[512];
@@ -244,8 +245,8 @@ void kinds_doubt_callbacks(void);
 /* None come, though there are kernels: a tool that came and went has disabled them, or the driver's functions launch all.
  * Or they come again. */
 void kinds_note_calls(bool do_come);
-bool kinds_have_calls(void);    /* are recorded, and come: waits, and launches where single functions can be */
-bool kinds_have_launches(void);
+bool kinds_have_waits(void);    /* their calls are recorded, and come */
+bool kinds_have_launches(void); /* the calls of all that we know */
 bool kinds_have_copies(void);
 bool kinds_wanted(uint32_t kind); /* its records are of our asking */
 

@@ -357,7 +357,7 @@ enum api_call api_call_of(int kind, uint32_t cbid)
  * on 13.0); an id that a library does not know ends its list. */
 enum { RUNTIME_KNOWN = 431, RUNTIME_IDS = 520, DRIVER_KNOWN = 653, DRIVER_IDS = 800, NEWER_IDS = 100 };
 
-int cupti_switch_calls(int kind, bool on)
+int cupti_switch_calls(int kind, bool all, bool on)
 {
     bool runtime = kind == KIND_RUNTIME;
     int (*switch_id)(uint32_t, uint8_t) =
@@ -366,7 +366,8 @@ int cupti_switch_calls(int kind, bool on)
     uint32_t known = runtime ? RUNTIME_KNOWN : DRIVER_KNOWN;
     uint32_t ids = (runtime ? RUNTIME_IDS : DRIVER_IDS) + (version >= 130100 ? NEWER_IDS : 0);
     for (uint32_t id = 1; id < ids; id++) {
-        if (api_call_of(kind, id) == CALL_OTHER)
+        enum api_call call = api_call_of(kind, id);
+        if (call == CALL_OTHER || (!all && !api_waits(call)))
             continue;
         if (!cupti_enter())
             return CUPTI_QUITTING;

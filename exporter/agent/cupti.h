@@ -82,6 +82,7 @@ enum api_call {
     CALL_OTHER, CALL_LAUNCH, CALL_GRAPH, CALL_COPY, CALL_CAPTURE, CALL_SYNC_EVENT, CALL_SYNC_STREAM, CALL_SYNC_CONTEXT
 };
 enum api_call api_call_of(int kind, uint32_t cbid);
+static inline bool api_waits(enum api_call call) { return call >= CALL_SYNC_EVENT; }
 
 /* Finds and loads libcuda (already loaded, or the reason) and libcupti. Answers AGENT_REASON_NONE or why not. */
 enum agent_reason cuda_load(void);
@@ -102,8 +103,9 @@ int cupti_probe(void); /* CUPTI_SUBSCRIBER_TAKEN: another tool is at work */
 int cupti_register(buffer_requested requested, buffer_completed completed);
 int cupti_enable(int kind);
 int cupti_disable(int kind);
-/* Calls of the functions of an API that api_call_of knows; its kind is not enabled, which would be all functions. */
-int cupti_switch_calls(int kind, bool on);
+/* Calls of the functions of an API that api_call_of knows, or only of those that wait; its kind is not enabled, which
+ * would be all functions. */
+int cupti_switch_calls(int kind, bool all, bool on);
 int cupti_flush(bool forced); /* forced: buffers with unfinished records too */
 int cupti_dropped(uint64_t *records); /* since the last call */
 uint64_t cupti_now(void);             /* in the clock of the records, ns */

@@ -11,14 +11,14 @@
 static const int COPIES[] = {KIND_MEMCPY, KIND_MEMCPY2, KIND_MEMSET};
 enum { COPY_KINDS = sizeof COPIES / sizeof *COPIES };
 
-static bool is_loaded, with_calls, with_copies, with_driver;
+static bool is_loaded, with_waits, with_launches, with_copies, with_driver;
 static bool are_calls_silent; /* enabled, but none come */
 static bool is_registered, may_be_replaced;
 static enum agent_reason why_not_loaded;
 static int early_error;
 
-bool kinds_have_calls(void) { return with_calls && !are_calls_silent; }
-bool kinds_have_launches(void) { return kinds_have_calls() && cupti_can_record_calls(); }
+bool kinds_have_waits(void) { return with_waits && !are_calls_silent; }
+bool kinds_have_launches(void) { return with_launches && !are_calls_silent; }
 bool kinds_have_copies(void) { return with_copies; }
 
 bool kinds_wanted(uint32_t kind)
@@ -26,9 +26,9 @@ bool kinds_wanted(uint32_t kind)
     switch (kind) {
     case KIND_CONCURRENT_KERNEL: return true;
     case KIND_MEMCPY: case KIND_MEMCPY2: case KIND_MEMSET: return with_copies;
-    case KIND_RUNTIME: return with_calls && cupti_can_record_calls();
+    case KIND_RUNTIME: return with_waits && cupti_can_record_calls();
     case KIND_DRIVER: return with_driver;
-    case KIND_SYNCHRONIZATION: return with_calls && !cupti_can_record_calls();
+    case KIND_SYNCHRONIZATION: return with_waits && !cupti_can_record_calls();
     default: return false;
     }
 }
@@ -55,8 +55,8 @@ static int switch_calls(bool on)
 {
     if (!cupti_can_record_calls())
         return on ? cupti_enable(KIND_SYNCHRONIZATION) : cupti_disable(KIND_SYNCHRONIZATION);
-    int error = cupti_switch_calls(KIND_RUNTIME, on);
-    return error || !with_driver ? error : cupti_switch_calls(KIND_DRIVER, on);
+    int error = cupti_switch_calls(KIND_RUNTIME, with_launches, on);
+    return error || !with_driver ? error : cupti_switch_calls(KIND_DRIVER, with_launches, on);
 }
 
 enum agent_reason kinds_load(int *error)
@@ -71,13 +71,13 @@ void kinds_withdraw(void)
 {
     for (int i = 0; with_copies && i < COPY_KINDS; i++)
         (void)cupti_disable(COPIES[i]);
-    if (with_calls)
+    if (with_waits)
         (void)switch_calls(false);
 }
 
 void kinds_prepare(void)
 {
-    bool is_wanted = options.mode != AGENT_MODE_OFF && (options.calls || options.copies);
+    bool is_wanted = options.mode != AGENT_MODE_OFF && (options.waits || options.copies);
     if (!is_wanted || cuda_load() != AGENT_REASON_NONE)
         return;
     load();
@@ -89,12 +89,13 @@ void kinds_prepare(void)
         return;
     }
     early_error = register_once();
-    with_calls = options.calls;
-    with_driver = with_calls && options.driver_calls && cupti_can_record_calls();
+    with_waits = options.waits;
+    with_launches = options.calls && cupti_can_record_calls();
+    with_driver = options.driver_calls && cupti_can_record_calls();
     with_copies = options.copies;
     for (int i = 0; with_copies && !early_error && i < COPY_KINDS; i++)
         early_error = cupti_enable(COPIES[i]);
-    if (with_calls && !early_error)
+    if (with_waits && !early_error)
         early_error = switch_calls(true);
     if (early_error) /* nothing will be traced */
         kinds_withdraw();
@@ -115,7 +116,7 @@ void kinds_doubt_callbacks(void) { is_registered = false; }
 
 void kinds_were_touched(bool is_still_there)
 {
-    with_calls = with_driver = with_copies = is_registered = false;
+    with_waits = with_launches = with_driver = with_copies = is_registered = false;
     may_be_replaced = is_still_there;
 }
 

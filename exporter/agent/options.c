@@ -53,11 +53,11 @@ static void text(const char *name, const char *fallback, char *value, size_t siz
 /* What is recorded beside kernels: words, with commas between them. */
 static void read_records(void)
 {
-    const char *const words[] = {"kernels", "calls", "copies", "driver"};
-    bool given[] = {false, false, false, false};
+    const char *const words[] = {"kernels", "calls", "copies", "driver", "waits"};
+    bool given[] = {false, false, false, false, false};
     enum { WORDS = sizeof given / sizeof *given };
     const char *rest = getenv("GPU_HPC_AGENT_RECORDS");
-    options.calls = options.copies = true;
+    options.calls = options.waits = options.copies = true;
     if (!rest || !*rest)
         return;
     while (*rest) {
@@ -71,6 +71,7 @@ static void read_records(void)
     }
     options.driver_calls = given[3];
     options.calls = given[1] || given[3];
+    options.waits = options.calls || given[4];
     options.copies = given[2];
 }
 

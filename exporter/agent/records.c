@@ -192,11 +192,9 @@ static void take_call(const uint8_t *record, int kind)
     bool is_ours = moment != MOMENT_OUTSIDE && call != CALL_OTHER; /* another tool's, who enabled the kind */
     sums.calls += is_ours;
     sums.launches += is_ours && (call == CALL_LAUNCH || call == CALL_GRAPH);
-    if (!kinds_have_launches()) /* told to be unknown */
-        return;
-    if (sync_type >= 0)
+    if (sync_type >= 0 && kinds_have_waits())
         take_wait(thread, (uint32_t)sync_type, begin, end);
-    if (!is_ours)
+    if (!is_ours || !kinds_have_launches())
         return;
     if (sync_type >= 0 || !end || !is_valid(begin, end)) /* no end: it goes on */
         return;

@@ -260,7 +260,7 @@ static void note_versions(void)
     file->header.driver_version = cuda_driver_version();
     uint32_t flags = file->header.flags & AGENT_FLAG_NAMES_FULL;
     flags |= kinds_have_launches() ? AGENT_FLAG_LAUNCHES : 0u;
-    flags |= kinds_have_calls() ? 0u : AGENT_FLAG_NO_WAITS;
+    flags |= kinds_have_waits() ? 0u : AGENT_FLAG_NO_WAITS;
     flags |= kinds_have_copies() ? 0u : AGENT_FLAG_NO_COPIES;
     flags |= with_nodes ? AGENT_FLAG_GRAPH_NODES : 0u;
     file->header.flags = flags;
@@ -418,7 +418,7 @@ static struct cost cost_of(uint64_t traced_ns)
     enum { KERNELS_NS = 1000, CALLS_OR_COPIES_NS = 2300, NODE_NS = 15 };
     double launches = (double)(sums.work + sums.graphs), nodes = (double)sums.nodes, traced = (double)traced_ns;
     double cost_ns = 1000 * (launches * options.launch_cost_us + nodes * options.node_cost_us);
-    double always_ns = launches * (kinds_have_calls() || kinds_have_copies() ? CALLS_OR_COPIES_NS : KERNELS_NS);
+    double always_ns = launches * (kinds_have_waits() || kinds_have_copies() ? CALLS_OR_COPIES_NS : KERNELS_NS);
     always_ns += nodes * NODE_NS;
     return traced_ns ? (struct cost){cost_ns / traced, always_ns / traced} : (struct cost){0};
 }

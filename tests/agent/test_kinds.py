@@ -40,6 +40,8 @@ def test_calls_and_copies_are_enabled_inside_cuinit_and_never_switched(start: St
         ("kernels", set(), NO_COPIES | NO_WAITS),
         ("kernels,copies", COPIES, NO_WAITS),
         ("calls", {RUNTIME}, LAUNCHES | NO_COPIES),
+        ("waits,copies", COPIES | {RUNTIME}, 0),
+        ("waits,calls", {RUNTIME}, LAUNCHES | NO_COPIES),
         ("kernels,calls,copies,driver", COPIES | {RUNTIME, DRIVER}, LAUNCHES),
         ("driver", {RUNTIME, DRIVER}, LAUNCHES | NO_COPIES),
         ("kernels,coppies", COPIES | {RUNTIME}, LAUNCHES),
@@ -288,7 +290,7 @@ def test_threads_that_come_and_go_in_a_pause(start: Start, version: int) -> None
 
 def test_a_tool_that_frees_what_more_threads_than_large_buffers_had(start: Start) -> None:
     """Small ones are of the heap, too."""
-    agent = start(WINDOW_SECONDS="1", PERIOD_SECONDS="3", RESUME_AFTER_PROFILER_MINUTES="0.01")
+    agent = start(WINDOW_SECONDS="0.8", PERIOD_SECONDS="1.5", RESUME_AFTER_PROFILER_MINUTES="0.01")
     agent.trace()
     agent.published()
     agent.do("kernel a work=0 threads=200", "profile frees=1", "kernel a threads=4", "profiled", "unsubscribe")

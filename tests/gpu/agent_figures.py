@@ -336,6 +336,7 @@ RECORDED = [
     NOTHING,
     "kernels",
     "kernels,copies",
+    "kernels,waits,copies",
     "kernels,calls",
     "kernels,calls,copies",
     "kernels,calls,copies,driver",

@@ -71,7 +71,7 @@ static bool has(const int32_t *kinds, int kind)
 static void switch_on(void)
 {
     if (way.functions)
-        cupti_switch_calls(KIND_RUNTIME, true);
+        cupti_switch_calls(KIND_RUNTIME, true, true);
     for (int i = 0; i < KINDS && way.switched[i]; i++)
         cupti_enable(way.switched[i]);
 }
@@ -82,7 +82,7 @@ static void switch_off(void)
         if (way.switched[i])
             cupti_disable(way.switched[i]);
     if (way.functions)
-        cupti_switch_calls(KIND_RUNTIME, false);
+        cupti_switch_calls(KIND_RUNTIME, true, false);
 }
 
 static void look(void)
