@@ -3,7 +3,7 @@
 # printed as `export NAME=VALUE` into the task's environment.
 #
 # What the job sets itself stays; GPU_HPC_AGENT_MODE=off in a job keeps the agent off, GPU_HPC_AGENT_RECORDS=kernels makes it cheaper. In containers (Pyxis, Apptainer)
-# both paths have to be mounted: CUDA may not start where a library is named that is not there.
+# both paths have to be mounted. Where the library is not there, driver 580.159.04 runs the program as without it; others were not tried.
 [ -z "$CUDA_INJECTION64_PATH" ] || exit 0
 for agent in /opt/gpu-hpc-exporter/lib/python3.*/site-packages/gpu_hpc_exporter/agent/libgpu_hpc_agent.so; do
     [ -r "$agent" ] || continue

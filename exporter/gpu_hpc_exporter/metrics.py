@@ -556,6 +556,12 @@ KERNEL_DEVICE_TRACED_SECONDS = Spec(
     "Time in which busy, activity, overlap and idle seconds were observed, for each process of the job.",
     JOB,
 )
+KERNEL_PROCESSES = Spec(
+    "gpu_hpc_kernel_processes",
+    "gauge",
+    "Processes of this job of which an agent saw work on this GPU in its last trace window.",
+    JOB,
+)
 KERNEL_TRACED_SECONDS = Spec(
     "gpu_hpc_kernel_traced_seconds_total",
     "counter",
@@ -841,6 +847,7 @@ SECTIONS: Final[dict[str, tuple[Spec, ...]]] = {
         KERNEL_OVERLAP_SECONDS,
         KERNEL_IDLE_SECONDS,
         KERNEL_DEVICE_TRACED_SECONDS,
+        KERNEL_PROCESSES,
         KERNEL_TRACED_SECONDS,
         KERNEL_PATTERN,
         AGENTS,

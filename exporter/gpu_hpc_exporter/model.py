@@ -342,11 +342,12 @@ NEEDED_FOR: Final[Mapping[ActivitySum, tuple[Recordable, ...]]] = {
     "sync_unknown_ns": ("waits",),
 }
 """Sums that say nothing, or something else than their name, where one of these is not recorded."""
-SUMS_OF_ALL: Final[frozenset[ActivitySum]] = frozenset(
+SUMS_WITH_COPIES: Final[frozenset[ActivitySum]] = frozenset(
     {"busy_ns", "copy_ns", "idle_host_ns", "idle_queue_ns", "idle_other_ns"}
 )
-"""Sums for which all agents of the job must record these: divided by the time that all looked at, they are no lower
-bound, or none that serves, since a GPU that seems to idle is what alerts look for."""
+"""Sums for which all agents of the job must record copies: divided by the time that all looked at, they are no lower
+bound, or none that serves, since a GPU that seems to idle is what alerts look for. Idle time of those that record no
+launches is `other`."""
 
 DURATION_BUCKETS: Final = 9
 """Up to 1 us times 8^0 ... 8^7, and longer."""
@@ -415,7 +416,7 @@ class GpuActivity:
     kernels: by signature, "other" for all without a name of their own. latency_ms, longest_ns: from launch to start,
     and the longest execution, of the last finished trace windows. Only kernels that have a series are named.
     unrecorded: what no agent of the job records here, so that its amounts are not known, whatever they are; incomplete:
-    what some do not. processes: how many have told of this GPU and still may.
+    what some do not of those that run something. processes: how many those are.
     """
 
     uuid: str

@@ -90,7 +90,18 @@ KEYWORDS: Final = frozenset(
     ("by", "without", "on", "ignoring", "group_left", "group_right", "and", "or", "unless", "bool", "offset")
 )
 OF_COUNTERS: Final = frozenset(
-    ("rate", "increase", "resets", "changes", "irate", "last_over_time", "min_over_time", "max_over_time")
+    # count_over_time: for how much of the time there was one
+    (
+        "rate",
+        "increase",
+        "resets",
+        "changes",
+        "irate",
+        "last_over_time",
+        "min_over_time",
+        "max_over_time",
+        "count_over_time",
+    )
 )
 
 Json = Mapping[str, Any]

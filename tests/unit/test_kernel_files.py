@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_files import AgentWriter
+from agent_files import AgentWriter, Kernel
 from gpu_hpc_exporter.sources.kernels import files as files_module
 from gpu_hpc_exporter.sources.kernels import layout
 from gpu_hpc_exporter.sources.kernels.files import KEPT_DEAD_S, AgentFile, AgentFiles, Reading
@@ -237,6 +237,35 @@ def test_a_file_that_cannot_be_opened_for_now(
     assert (file.pid, file.is_old, late_reading is None) == (2, True, False)
     assert folder.rejected == {"unreadable": 2}
     assert len(caplog.records) == 2
+
+
+def test_a_known_file_that_can_be_opened_no_more(folder: Folder, opening: Opening) -> None:
+    """Its place is free after a while, and what it had counted is not counted again when it can."""
+    writer = folder.writer(1)
+    assert folder.pids() == [1]
+    opening.errors[writer.path.name] = errno.EACCES
+    for _ in range(2):
+        ((file, reading),) = folder.scan()
+        assert (file.pid, reading) == (1, None)
+        folder.now_s += 599
+    folder.now_s += 2
+    assert not list(folder.scan())
+    opening.errors.clear()
+    ((file, reading),) = folder.scan()
+    assert (file.pid, file.is_old, reading is None) == (1, True, False)
+    assert folder.rejected == {"unreadable": 1}
+
+
+def test_a_name_counts_once(folder: Folder) -> None:
+    """An agent has a slot for each grid and block of a kernel."""
+    writer = folder.writer(1)
+    for _ in range(5):
+        writer.kernels.append(Kernel(b"relu", 0))
+        writer.next_window()
+        writer.publish()
+        ((file, reading),) = folder.scan()
+        assert reading is not None
+        assert file.strings == len(b"gemm" + b"relu")
 
 
 def test_a_file_that_cannot_be_read_for_now(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,11 @@ _NAMES = st.text(max_size=300) | st.text("ab_0129<>(){}[]:,.&* ~kernelFunctorOp\
     [
         # What torch.compile made, whatever it fused.
         *((f"triton_{kind}_fused__to_copy_add_mul", "generated") for kind in ("poi", "per", "red", "for", "unk")),
-        *((f"triton_{kind}_fused_convolution_adam", "generated") for kind in ("poi", "spl", "tem")),
+        *((f"triton_{kind}_fused_convolution_adam", "generated") for kind in ("poi", "spl")),
+        ("triton_tem_fused_flex_attention_0", "attention"),  # a template is what its name says
+        ("triton_tem_fused__to_copy_mm_t_1", "gemm"),
+        ("cpuadam_step", "optimizer"),
+        ("dwconv2d_kernel", "convolution"),
         ("triton_fused_native_layer_norm_backward", "generated"),
         ("triton_mm", "generated"),
         ("triton_flash_attention", "attention"),  # somebody's own

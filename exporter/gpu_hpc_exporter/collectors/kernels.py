@@ -61,6 +61,7 @@ class KernelsCollector:
             _queue(detailed),
             *_copies(pairs, detailed),
             *_sums(pairs),
+            _processes(pairs),
             *_agents(snapshot),
         ]
         yield from (family for family in families if family.samples)
@@ -137,6 +138,13 @@ def _copies(pairs: Pairs, detailed: Pairs) -> Iterator[Family]:
             direction, memory = kind.split("_")
             seconds.add(copies.ns / NS, *labels, direction, memory)
     yield from (sizes, seconds, api)
+
+
+def _processes(pairs: Pairs) -> Family:
+    family = metrics.KERNEL_PROCESSES.family()
+    for labels, job in pairs:
+        family.add(job.now.processes, *labels)
+    return family
 
 
 def _sums(pairs: Pairs) -> Iterator[Family]:

@@ -60,8 +60,9 @@ def category(kernel: str) -> Category:
 
 
 _WORDS: Final[tuple[tuple[Category, str], ...]] = (
-    # Inductor's kinds: foreach, persistent_reduction, pointwise, reduction, split_scan, template, unknown; and of old.
-    ("generated", r"^triton_(?:for|per|poi|red|spl|tem|unk|fused)_"),
+    # Inductor's kinds: foreach, persistent_reduction, pointwise, reduction, split_scan, unknown; and of old. Its
+    # templates (tem) are what their names say.
+    ("generated", r"^triton_(?:for|per|poi|red|spl|unk|fused)_"),
     (
         "communication",
         (
@@ -73,15 +74,18 @@ _WORDS: Final[tuple[tuple[Category, str], ...]] = (
     (
         "optimizer",
         (
-            r"(?<![a-z])[nr]?adam|(?-i:Adam)|(?:^|_|\[)sgd|adagrad|rmsprop|optimizer|multi_?tensor_?apply|"
+            r"(?<![a-z])(?:n|r|cpu|fused)?adam|(?-i:Adam)|(?:^|_|\[)sgd|adagrad|rmsprop|optimizer|multi_?tensor_?apply|"
             r"(?:^|_)(?:lamb|lion)_"
         ),
     ),
     (
         "convolution",
-        r"convol(?:ution|ve)|(?:(?<![a-z])(?:de)?conv|(?-i:Conv))(?:_|[1-3]d|$)|fprop|dgrad|wgrad|winograd|im2col|col2im",
+        r"convol(?:ution|ve)|(?:(?<![a-z])(?:de|dw|sp|group|nchw|nhwc)?conv|(?-i:Conv))(?:_|[1-3]d|$)|fprop|dgrad|wgrad|winograd|im2col|col2im",
     ),
-    ("gemm", r"gemm|gemv|matmul|nvjet|cijk_|xmma|cublas|cutlass|splitk|(?:^|_)mma(?:_|$)|(?:^|_)dot(?:_|$)"),
+    (
+        "gemm",
+        r"^triton_tem_\w*mm(?:_|$)|gemm|gemv|matmul|nvjet|cijk_|xmma|cublas|cutlass|splitk|(?:^|_)mma(?:_|$)|(?:^|_)dot(?:_|$)",
+    ),
     ("copy", r"copy|memcpy|catarray|transpose|(?:^|_)concat|permute"),
     ("generated", r"triton|fused_kernel|nvfuser|(?:^|_)fusion|inductor|(?:^|_)xla_"),
     (

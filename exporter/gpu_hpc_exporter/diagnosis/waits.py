@@ -114,8 +114,10 @@ def _host_wait(activities: Sequence[GpuActivity]) -> float | None:
 
 def _busy(activities: Sequence[GpuActivity]) -> float | None:
     device_traced_ns = _total(activities, "device_traced_ns")
-    processes = max((activity.processes for activity in activities), default=1)
-    return min(1.0, _total(activities, "busy_ns") / device_traced_ns * processes) if device_traced_ns else None
+    if not device_traced_ns:
+        return None
+    processes = max(1, *(activity.processes for activity in activities))
+    return min(1.0, _total(activities, "busy_ns") / device_traced_ns * processes)
 
 
 def by_kernel(activities: Iterable[GpuActivity]) -> dict[str, KernelAmount]:

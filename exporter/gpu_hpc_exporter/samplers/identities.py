@@ -149,6 +149,13 @@ class _Placed:
         may_be_its = bool(job.pod) and said.get("POD_NAMESPACE") in {None, "", job.namespace}
         return may_be_its and job.pod == (said.get("POD_NAME") or said.get("HOSTNAME"))
 
+    def is_denied(self, claim: AgentClaim) -> bool:
+        """Whether a file's environment names another pod than this process's."""
+        said, job = claim.environment, self.job
+        if said.get("POD_UID"):
+            return bool(job.pod) and said["POD_UID"] != job.job_id
+        return bool(job.pod and said.get("POD_NAME")) and said["POD_NAME"] != job.pod
+
     def owns(self, claim: AgentClaim) -> bool:
         """Whether the file's owner is the process's user, as we see it or, by an id-mapped mount, as it sees itself."""
         uid = self.evidence.uid
@@ -275,6 +282,7 @@ class HostProcesses:
         if len(found) > 1:
             found = {pid: placed for pid, placed in found.items() if placed.is_named(claim)} or found
             found = {pid: placed for pid, placed in found.items() if may_be(pid)}
+        found = {pid: placed for pid, placed in found.items() if not placed.is_denied(claim)}
         if len(found) != 1:
             return None
         ((pid, placed),) = found.items()

@@ -188,6 +188,7 @@ class Pair:
         self.files = 0
         self.unrecorded: frozenset[Recordable] = frozenset()
         self.incomplete: frozenset[Recordable] = frozenset()
+        self.processes = 0
 
     def tally(self, kind: Category) -> Tally:
         """That of a category's kernels without series."""
@@ -217,13 +218,14 @@ class _Group:
 class _Account:
     """What was last read of one file, and where it belongs.
 
-    places: by the process's device, None where that is no GPU of ours. slots: device and signature of each kernel, its
-    mangled name while the signature is not known; waiting: which those are; targets: whose each is. series: how many
-    kernels had series when the slots were grouped. table: all counters as last counted, those of waiting slots as they
-    were before. busy: nanoseconds of each slot that its kernel's rank knows of; due_ns: when it must know more. latest:
-    what each kernel with a series did in the last window: launch-to-start time, its number, and the longest execution.
-    slower: by how much the slowest group of each exceeds what is normal for it. read_ns: when it was last read, or 0.
-    unrecorded: what the file's windows then left out.
+    places: by the process's device, None where that is no GPU of ours. slots: device and signature of each kernel,
+    its mangled name while the signature is not known; waiting: which those are; targets: whose each is. series: how
+    many kernels had series when the slots were grouped. table: all counters as last counted, those of waiting slots
+    as they were before. busy: nanoseconds of each slot that its kernel's rank knows of; due_ns: when it must know
+    more. latest: what each kernel with a series did in the last window: launch-to-start time, its number, and the
+    longest execution. slower: by how much the slowest group of each exceeds what is normal for it. read_ns: when it
+    was last read, or 0. unrecorded: what the file's windows then left out. ran: where anything ran in the last
+    window, while the process lives.
     """
 
     due_ns: int
@@ -242,6 +244,7 @@ class _Account:
     latest_until_ns: int = 0
     read_ns: int = 0
     unrecorded: frozenset[Recordable] = frozenset()
+    ran: set[Pair] = field(default_factory=set)
     history: History = field(default_factory=History)
     slower: dict[Kernel, float] = field(default_factory=dict)
 
@@ -284,6 +287,9 @@ class KernelLedger:
             if file.is_old:
                 # What was counted before this exporter began belongs to the one before it.
                 _adopt(account, reading, file.windows)
+        if file.is_behind and len(reading.table) > len(account.table):
+            account.table += reading.table[len(account.table) :]  # what they did until there was room is lost
+            file.is_behind = False
         account.table = account.table.ljust(len(reading.table), b"\0")  # new slots stood at 0
         self._settle(account, reading, place)
         has_joined = self._resolve(account, reading, name_of)
@@ -326,6 +332,7 @@ class KernelLedger:
         if account is not None:
             account.latest = {}
             account.slower = {}
+            account.ran = set()
 
     def report(
         self, now_ns: int, is_wanted: Callable[[str, str], bool], is_shared: Callable[[str, str], bool]
@@ -411,17 +418,21 @@ class KernelLedger:
         Raises LyingError.
         """
         is_possible = True
+        account.ran = set()
         for index, _, counters in reading.devices:
             gain = counters - account.devices.get(index, 0)
             account.devices[index] = counters
             if (counters | gain) & layout.DEVICE_HIGH:
                 raise LyingError
-            if max(layout.unpack_lanes(gain, layout.D_TIMES)) > most_ns:
+            times = layout.unpack_lanes(gain, layout.D_TIMES)
+            if max(times) > most_ns:
                 is_possible = False
                 continue
             pair = account.places.get(index)
             if pair is not None:
                 pair.device += gain
+                if times[layout.D_DEVICE_TRACED]:
+                    account.ran.add(pair)
         return is_possible
 
     def _add_kernels(self, account: _Account, reading: Reading, file: AgentFile) -> None:
@@ -480,19 +491,26 @@ class KernelLedger:
                 del self._pairs[key]
 
     def _note_unrecorded(self) -> None:
-        """Find out what none of a pair's files records, and what some do not. Without files it keeps what they told.
+        """Find out what none of a pair's files records, and what some do not whose processes run there.
 
-        Where some record copies or waits, the pair has their sums, though its traced time is that of all: rates are
-        then too low, never too high. A second traced time, of those that record, would be a series more for each, for a
-        mixture that passes with the process that a profiler has touched.
+        Without files it keeps what they told. Where some record copies or waits, the pair has their sums, though its
+        traced time is that of all: rates are then too low, never too high. A second traced time, of those that
+        record, would be a series more for each, for a mixture that passes with the process that a profiler has
+        touched.
         """
-        found: dict[Pair, list[frozenset[Recordable]]] = {}
+        found: dict[Pair, frozenset[Recordable]] = {}
+        running: dict[Pair, list[frozenset[Recordable]]] = {}
         for account in self._accounts.values():
-            for pair in {pair for pair in account.places.values() if pair is not None}:
-                found.setdefault(pair, []).append(account.unrecorded)
-        for pair, each in found.items():
-            pair.unrecorded = frozenset.intersection(*each)
-            pair.incomplete = frozenset.union(*each)
+            for pair in account.places.values():
+                if pair is not None:
+                    found[pair] = found.get(pair, account.unrecorded) & account.unrecorded
+            for pair in account.ran:
+                running.setdefault(pair, []).append(account.unrecorded)
+        for pair, unrecorded in found.items():
+            pair.unrecorded = unrecorded
+            each = running.get(pair, [])
+            pair.processes = len(each)
+            pair.incomplete = frozenset[Recordable]().union(*each)
 
     def _now(self, now_ns: int) -> _Now:
         """Of all processes' last windows, and of their last comparisons, those that are not too old."""
@@ -555,7 +573,7 @@ def _activity(pair: Pair, gains: _Gains, now: _Now, now_ns: int, *, is_shared: b
         patterns,
         pair.unrecorded,
         pair.incomplete,
-        max(pair.files, 1),
+        pair.processes,
     )
 
 

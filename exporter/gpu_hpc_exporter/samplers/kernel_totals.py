@@ -12,7 +12,7 @@ from gpu_hpc_exporter.model import (
     DURATION_BUCKETS,
     NEEDED_FOR,
     NS,
-    SUMS_OF_ALL,
+    SUMS_WITH_COPIES,
     ActivitySum,
     AgentState,
     Category,
@@ -128,11 +128,11 @@ class _JobTotals:
         self._now = gained
 
     def frozen(self) -> JobActivity:
-        unrecorded = self._now.unrecorded
+        unrecorded, incomplete = self._now.unrecorded, self._now.incomplete
 
         def is_known(name: ActivitySum) -> bool:
-            missing = unrecorded | self._now.incomplete if name in SUMS_OF_ALL else unrecorded
-            return missing.isdisjoint(NEEDED_FOR.get(name, ()))
+            lacks_copies = name in SUMS_WITH_COPIES and "copies" in incomplete
+            return not lacks_copies and unrecorded.isdisjoint(NEEDED_FOR.get(name, ()))
 
         return JobActivity(
             self._now.uuid,

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, get_args
@@ -243,7 +243,12 @@ class KernelSampler:
         try:
             is_known = self._identify(owner, file, look)
         except ForeignFileError:
-            self._reject(file, "foreign_owner")
+            # Its own process may not be listed yet, only one of another container with the same pid and start.
+            if file.died_s is None and look.now_ns - owner.first_ns < PATIENCE_NS:
+                look.files.add(file.key)
+                file.rewind()
+            else:
+                self._reject(file, "foreign_owner")
             return
         if self._is_twin(owner, file, look):
             return
@@ -289,7 +294,8 @@ class KernelSampler:
         if placed is not None:
             owner.placed, owner.job = placed, placed.job
             return True
-        if owner.placed is not None and file.died_s is None and owners.has_seen(owner.placed.pid):
+        is_seen = owner.placed is not None and file.died_s is None and owners.has_seen(owner.placed.pid)
+        if owner.placed is not None and is_seen and self._is_certain(owner.placed.pid, file, look):
             owner.placed = owner.job = None  # it is there, and so is another whose file this may be
         if owner.placed is not None:
             return True
@@ -303,26 +309,32 @@ class KernelSampler:
         """Whether a process may be on all GPUs of which a file speaks."""
         return all(self._contexts.has(uuid, pid, look.now_ns) is not False for uuid in self._named(file))
 
-    def _is_twin(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
-        """Whether another living file is about the same process: one process, one file, of one environment.
+    def _is_certain(self, pid: int, file: AgentFile, look: _Look) -> bool:
+        """Whether the lists of all GPUs of which a file speaks are fresh."""
+        return all(self._contexts.has(uuid, pid, look.now_ns) is not None for uuid in self._named(file))
 
-        In another container, of which nothing is known yet, another process may have the same pid and start.
+    def _is_twin(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
+        """Whether another living file is about the same process: one process, one file.
+
+        Of processes of which nothing is known yet, those in other containers may have the same pid and start; so may
+        one that has done nothing yet.
         """
-        if file.died_s is not None:
+        if file.died_s is not None or not self._named(file):
             return False
         claim = owner.claim
-        numbers = ("", owner.placed.pid, 0) if owner.placed else (str(claim.uid), claim.pid, claim.start_ticks)
-        process = (*numbers, frozenset(claim.environment.items()))
-        if process not in look.processes:
-            look.processes.add(process)
+        process: Hashable = owner.placed.pid if owner.placed is not None else None
+        if process is None:
+            process = (claim.uid, claim.pid, claim.start_ticks, frozenset(claim.environment.items()))
+        first = look.processes.setdefault(process, claim)
+        if first is claim:
             owner.twin_ns = None
             return False
         owner.twin_ns = look.now_ns if owner.twin_ns is None else owner.twin_ns
         look.files.add(file.key)
-        if look.now_ns - owner.twin_ns >= _TWIN_NS:
+        if first.environment == claim.environment and look.now_ns - owner.twin_ns >= _TWIN_NS:
             self._reject(file, "duplicate")
         else:
-            file.rewind()
+            file.rewind()  # of another environment: its own process may be listed later
         return True
 
     def _reject(self, file: AgentFile, reason: str) -> None:
@@ -438,7 +450,7 @@ class _Look:
         self.wall_ns = wall_ns
         self.naming = NamingTime(_NAMING_S)
         self.files: set[tuple[str, int]] = set()
-        self.processes: set[tuple[str, int, int, frozenset[tuple[str, str]]]] = set()
+        self.processes: dict[Hashable, AgentClaim] = {}
         self.pids: set[int] = set()
         self.states: Counter[AgentState] = Counter()
         self.reasons: set[str] = set()

@@ -44,6 +44,8 @@ MAX_STRINGS: Final = 96 << 20
 room for 64 processes with 2,000 kernels each."""
 KEPT_DEAD_S: Final = 60.0
 """A file stays so long after its process has ended, for whoever else reads it."""
+KEPT_UNREAD_S: Final = 600.0
+"""And so long if it cannot be read: whether its process lives is not known then."""
 REASONS: Final = (
     *("unreadable", "symlink", "not_regular", "linked", "unknown_magic", "unknown_version", "wrong_size"),
     *("wrong_layout", "too_many", "duplicate", "foreign_owner", "lying", "torn", "foreign_gpu", "wrong_times"),
@@ -103,7 +105,9 @@ class AgentFile:
     """One process's file. is_old: it was there at the first scan. kernels, strings: slots and bytes of names read.
 
     device: of its file system (st_dev). must_read: its kernels are wanted though no new window has come. died_s: when
-    its process was seen to be gone. uuids: of its devices, in hex, once a window has been published.
+    its process was seen to be gone. unread_s: since when it could not be opened. is_behind: for new kernels there was
+    no room; whoever counts takes them from where they stand. uuids: of its devices, in hex, once a window has been
+    published.
     """
 
     name: str
@@ -120,9 +124,13 @@ class AgentFile:
     device: int = 0
     must_read: bool = False
     died_s: float | None = None
+    unread_s: float | None = None
+    is_behind: bool = False
     torn: int = 0
     rejected: str = ""
     uuids: tuple[str, ...] = ()
+    _names: set[int] = field(default_factory=set)
+    """Hashes of those that were read."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -132,10 +140,18 @@ class AgentFile:
     def rewind(self) -> None:
         """Read all of it again next time."""
         self.windows, self.kernels, self.strings = -1, 0, 0
+        self._names.clear()
 
     def reject(self, reason: str) -> None:
         """Read it no more."""
         self.rejected = reason
+
+    def new_bytes(self, reading: Reading) -> int:
+        """Bytes of the names that a reading brings; one has a slot for each grid and block, and counts once."""
+        fresh = {hash(name): len(name) for _, name in reading.names}
+        strings = sum(size for name, size in fresh.items() if name not in self._names)
+        self._names |= fresh.keys()
+        return strings
 
     def is_beating(self, now_ns: int) -> bool:
         """Whether its agent's thread has run in the last seconds. One in the future was before the clock was set."""
@@ -212,9 +228,9 @@ class AgentFiles:
         self._clock = clock
         self._files: dict[str, AgentFile] = {}
         self._refused: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._told: dict[str, dict[str, int]] = {"too_many": {}, "unreadable": {}}
         """Files that were counted and are looked at again: there may be room later, or they can be read."""
-        self._first: Mapping[str, int] | None = None
+        self._old: dict[str, int] | None = None
         self._listing: _Listing | None = None
         self._is_flooded = False
         self._is_stuck = False
@@ -235,13 +251,14 @@ class AgentFiles:
             present = self._present(scan)
             self._files = {name: file for name, file in self._files.items() if present.get(name) == file.inode}
             self._refused = self._still_there(self._refused, present, is_whole=scan.is_whole)
-            self._told = self._still_there(self._told, present, is_whole=scan.is_whole)
+            for reason, told in self._told.items():
+                self._told[reason] = self._still_there(told, present, is_whole=scan.is_whole)
             for file in self._files.values():
                 scan.by_user[file.uid] += 1
                 scan.add(file.uid, file.kernels, file.strings)
-            first = self._first = present if self._first is None else self._first
+            old = self._old = present if self._old is None else self._old
             for name, inode in present.items():
-                found = self._try(scan, name, inode, is_old=first.get(name) == inode)
+                found = self._try(scan, name, inode, is_old=old.get(name) == inode)
                 if found is None:
                     continue
                 file, reading = found
@@ -317,10 +334,22 @@ class AgentFiles:
         except OSError:
             file = self._files.get(name)
             self._tell_once(name, inode, "unreadable", file)
-            if file is not None:
+            if file is not None and not self._is_given_up(scan, file):
                 file.torn += 1
                 return file, None
         return None
+
+    def _is_given_up(self, scan: _Scan, file: AgentFile) -> bool:
+        """Whether a known file could not be read for so long that its process has ended for all that is known.
+
+        Can it be read again, what it counted until then is not counted twice.
+        """
+        file.unread_s = scan.now_s if file.unread_s is None else file.unread_s
+        is_over = scan.now_s - file.unread_s >= KEPT_UNREAD_S
+        if is_over and self._old is not None:
+            self._forget(scan, file.name)
+            self._old[file.name] = file.inode
+        return is_over
 
     def _look(
         self, scan: _Scan, name: str, file: AgentFile | None, *, is_old: bool
@@ -400,11 +429,11 @@ class AgentFiles:
             reading = _copy(descriptor, file, status) if is_new else None
             if os.pread(descriptor, layout.SEQUENCE.size, layout.SEQUENCE_OFFSET) != layout.SEQUENCE.pack(sequence):
                 continue
-            file.torn = 0
+            file.torn, file.unread_s = 0, None
             file.status = status
             if reading is not None:
                 file.windows, file.must_read = status.windows, False
-                kernels, strings = status.kernels - file.kernels, sum(map(len, {name for _, name in reading.names}))
+                kernels, strings = status.kernels - file.kernels, file.new_bytes(reading)
                 scan.add(file.uid, kernels, strings)
                 file.kernels, file.strings = status.kernels, file.strings + strings
                 file.uuids = tuple(uuid for _, uuid, _ in reading.devices)
@@ -419,6 +448,7 @@ class AgentFiles:
         if file.status is None:
             raise RejectedError("too_many")
         self._tell_once(file.name, file.inode, "too_many", file)
+        file.is_behind = True
         status.kernels = file.kernels
         return file.windows >= 0
 
@@ -440,9 +470,9 @@ class AgentFiles:
 
     def _tell_once(self, name: str, inode: int, reason: str, file: AgentFile | None) -> None:
         """Count and name a file that is looked at again, or of which only a part is left out."""
-        if name in self._told:
+        if name in self._told[reason]:
             return
-        self._told[name] = inode
+        self._told[reason][name] = inode
         if file is not None:
             self.note(file, reason)
         else:
