@@ -13,8 +13,8 @@ enum { HELD = 1 << 16, TIMES_THE_LONGEST = 2 };
 
 static struct run held[HELD];
 static uint32_t held_count;
-/* Of what lay in a window: how long a kernel took at most (of those without a slot of their own any of the device's), and
- * the devices that had some. */
+/* How long a node took at most that lay in a window (of those without a slot of their own any of the device's), and the
+ * devices of which anything did. Kernels outside graphs are no measure: what communicates takes as long as others let it. */
 struct measure {
     uint64_t longest[AGENT_KERNELS + AGENT_DEVICES];
     bool is_clock_right[AGENT_DEVICES];
@@ -50,7 +50,8 @@ static bool is_sound(const struct run *run)
 /* It ran, but its start or its end is not known: in the window, for no longer than it ever took. */
 static void drop(const struct run *run)
 {
-    uint64_t longest = known.longest[run->slot];
+    uint64_t before = known.longest[run->slot], now = found.longest[run->slot];
+    uint64_t longest = before > now ? before : now;
     uint64_t start = windows_begin_at(run->start), end = windows_cut(run->end);
     uint32_t interval = NO_INTERVAL;
     sums.kept--;
@@ -73,7 +74,7 @@ static void note_certain(const struct run *run)
 {
     uint64_t ns = run->end - run->start;
     found.is_clock_right[run->device] = true;
-    if (ns > found.longest[run->slot])
+    if (run->in_graph && ns > found.longest[run->slot])
         found.longest[run->slot] = ns;
 }
 

@@ -181,6 +181,15 @@ static bool bounds(uint32_t device, uint64_t closed, uint64_t *begin, uint64_t *
     return *end != UINT64_MAX; /* of a hundred streams and more perhaps none has so much */
 }
 
+/* Whether kernels ran before any were recorded: by another clock. */
+static bool is_clock_behind(uint32_t device)
+{
+    for (uint32_t i = 0; i < STREAMS; i++)
+        if (streams[i].used && streams[i].device == device && streams[i].first_start < windows_opening())
+            return true;
+    return false;
+}
+
 /* The device's first work that starts at `time` or later; NULL: there is none. */
 static const struct interval *first_from(uint32_t device, uint64_t time)
 {
@@ -193,10 +202,10 @@ static const struct interval *first_from(uint32_t device, uint64_t time)
 struct united unions_of(uint32_t device, uint64_t from, uint64_t closed, bool continues)
 {
     struct united u = {.begin = from, .end = closed};
-    bool has_bounds = from > 0 || (bounds(device, closed, &u.begin, &u.end) && u.begin >= windows_opening());
+    bool has_bounds = from > 0 || bounds(device, closed, &u.begin, &u.end);
     if (continues) /* the next part begins there */
         u.end = closed;
-    if (overflowed || streams_overflowed || !has_bounds || u.end <= u.begin)
+    if (overflowed || streams_overflowed || !has_bounds || u.end <= u.begin || is_clock_behind(device))
         return (struct united){0};
     look_ahead(device);
     struct growing start = {.reach = u.begin}, busy = start, kernels = start;

@@ -217,6 +217,7 @@ static void halt(uint64_t now)
     if (phase == OPEN || phase == DRAINING)
         discard();
     mark.waits = false;
+    memset(published, 0, sizeof published); /* the clock may be set meanwhile, and nobody looks */
     phase = HALTED;
     resume_at = options.resume_ns == NEVER ? NEVER : now + options.resume_ns;
     file_state(AGENT_PAUSED, AGENT_REASON_PROFILER);

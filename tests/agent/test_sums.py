@@ -92,6 +92,38 @@ def test_p02_work_that_ran_before_the_window(start: Start) -> None:
     assert (device.windows_without_union, device.device_traced_ns, device.idle_host_ns) == (1, 0, 0)
 
 
+def test_p02_parts_of_continuous_tracing(start: Start) -> None:
+    """P02: by another clock in each of them."""
+    agent = start(MODE="continuous", WINDOW_SECONDS="0.1")
+    agent.trace()
+    for count in (500, 1000, 1500):
+        agent.do("kernel off count=500 ns=4000 skew=-10000000000")
+        device = wait_executions(agent, count).device()
+    parts = device.windows_without_union
+    assert parts >= 3
+    assert device.device_traced_ns < device.traced_ns - parts * 50_000_000  # each was longer than that
+
+
+def test_kernels_outside_of_graphs_are_no_measure(start: Start) -> None:
+    """An all-reduce takes as long as the slowest of all ranks lets it."""
+    agent = start(**ENDLESS)
+    agent.begin()
+    now = one_window(agent, "kernel nccl count=10 ns=1000", "graph nccl nodes=1 ns=1500000000")
+    assert (now.kernels()["nccl"].executions, now.header.records_dropped) == (11, 0)
+    assert now.device().busy_ns > 1_500_000_000
+
+
+def test_nodes_that_there_is_no_room_for_are_measured_by_this_window(start: Start) -> None:
+    """They are not held until it is over."""
+    agent = start(**ENDLESS)
+    agent.begin()
+    late = [f"graph g nodes=1 at={20 + i}000000 ns=1900000000 launched=0" for i in range(5)]
+    many = "graph z nodes=66000 at=2000000000 ns=10"
+    now = one_window(agent, "base in=0", "graph g nodes=1000 ns=1000", many, *late, "until 100000000")
+    assert now.header.records_dropped >= 5
+    assert now.device().busy_ns < 10_000_000
+
+
 def test_other_ways_to_launch(start: Start) -> None:
     """Launches by the driver's functions count where they are wanted; other functions are not recorded at all."""
     agent = start(RECORDS="kernels,copies,driver", MODE="continuous", WINDOW_SECONDS="0.1")

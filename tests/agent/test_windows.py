@@ -280,6 +280,7 @@ def test_a_wait_over_many_windows_counts_in_two(start: Start, version: int) -> N
     agent = start(WINDOW_SECONDS="0.1", PERIOD_SECONDS="0.3")
     agent.trace(f"version {version}")
     agent.published(5)
+    wait_state(agent, State.TRACING)
     agent.do("sync 4 ns=10000000000000")
     now = agent.published(2)
     calls, ns = sync_of(now)
