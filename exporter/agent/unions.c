@@ -181,11 +181,12 @@ static bool bounds(uint32_t device, uint64_t closed, uint64_t *begin, uint64_t *
     return *end != UINT64_MAX; /* of a hundred streams and more perhaps none has so much */
 }
 
-/* Whether kernels ran before any were recorded: by another clock. */
+/* Whether kernels ran before any were recorded: by another clock, not one that was converted with a small error. */
 static bool is_clock_behind(uint32_t device)
 {
+    enum { ERROR_NS = 1000000 };
     for (uint32_t i = 0; i < STREAMS; i++)
-        if (streams[i].used && streams[i].device == device && streams[i].first_start < windows_opening())
+        if (streams[i].used && streams[i].device == device && streams[i].first_start + ERROR_NS < windows_opening())
             return true;
     return false;
 }
