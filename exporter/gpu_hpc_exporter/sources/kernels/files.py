@@ -349,6 +349,8 @@ class AgentFiles:
         if is_over and self._old is not None:
             self._forget(scan, file.name)
             self._old[file.name] = file.inode
+            if len(self._old) > _MAX_REFUSED:
+                del self._old[next(iter(self._old))]
         return is_over
 
     def _look(
