@@ -224,7 +224,7 @@ static bool is_wait(const uint8_t *record, uint32_t kind)
 {
     bool is_call = kind == KIND_RUNTIME || kind == KIND_DRIVER;
     return kind == KIND_SYNCHRONIZATION ||
-           (is_call && sync_type_of(api_call_of((int)kind, u32_at(record, API_CBID))) >= 0);
+           (is_call && api_waits(api_call_of((int)kind, u32_at(record, API_CBID))));
 }
 
 /* The bytes that are read of a kind's records; 0: a kind that we did not ask for, but another tool. */

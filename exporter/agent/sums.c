@@ -176,7 +176,9 @@ static void settle_unions(const struct finished *window)
         struct agent_device *d = &sums.devices[i];
         if (!d->used)
             continue;
-        struct united u = window->has_union ? unions_of(i, window->from, window->closed, window->continues) : (struct united){0};
+        struct united u = {0};
+        if (window->has_union)
+            u = unions_of(i, window->from, window->closed, window->continues);
         d->traced_ns = window->traced_ns;
         d->device_traced_ns = u.end - u.begin;
         d->busy_ns = u.busy;

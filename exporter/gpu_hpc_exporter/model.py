@@ -433,6 +433,11 @@ class GpuActivity:
     incomplete: frozenset[Recordable] = frozenset()
     processes: int = 1
 
+    @property
+    def has_all_copies(self) -> bool:
+        """Whether all agents of processes that run something record copies."""
+        return "copies" not in self.unrecorded | self.incomplete
+
 
 AgentState = Literal["tracing", "waiting", "paused", "off"]
 AGENT_STATES: Final[tuple[AgentState, ...]] = get_args(AgentState)

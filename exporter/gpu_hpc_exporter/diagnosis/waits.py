@@ -73,7 +73,7 @@ def waits(activities: Sequence[GpuActivity]) -> Waits | None:
         many_short=short / launches if launches else None,
         queue_s=sum(a.queue.ns for a in launching) / NS / queued if queued else None,
         host_wait=_host_wait(recording(activities, "waits")),
-        busy=_busy([activity for activity in recording(activities, "copies") if "copies" not in activity.incomplete]),
+        busy=_busy([activity for activity in activities if activity.has_all_copies]),
         exposed=max(0, communication - overlap) / running if running > 0 else None,
         jittery=jittery,
         jittery_kernel=jittery_kernel,

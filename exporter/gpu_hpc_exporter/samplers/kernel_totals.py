@@ -128,11 +128,11 @@ class _JobTotals:
         self._now = gained
 
     def frozen(self) -> JobActivity:
-        unrecorded, incomplete = self._now.unrecorded, self._now.incomplete
+        unrecorded = self._now.unrecorded
 
         def is_known(name: ActivitySum) -> bool:
-            lacks_copies = name in SUMS_WITH_COPIES and "copies" in incomplete
-            return not lacks_copies and unrecorded.isdisjoint(NEEDED_FOR.get(name, ()))
+            has_copies = name not in SUMS_WITH_COPIES or self._now.has_all_copies
+            return has_copies and unrecorded.isdisjoint(NEEDED_FOR.get(name, ()))
 
         return JobActivity(
             self._now.uuid,

@@ -290,12 +290,12 @@ class KernelSampler:
         if self._owners is None:
             return False
         owners = self._owners()
-        placed = owners.job_of_agent(owner.claim, lambda pid: self._may_be(pid, file, look))
+        placed = owners.job_of_agent(owner.claim, lambda pid: False not in self._listed(pid, file, look))
         if placed is not None:
             owner.placed, owner.job = placed, placed.job
             return True
         is_seen = owner.placed is not None and file.died_s is None and owners.has_seen(owner.placed.pid)
-        if owner.placed is not None and is_seen and self._is_certain(owner.placed.pid, file, look):
+        if owner.placed is not None and is_seen and None not in self._listed(owner.placed.pid, file, look):
             owner.placed = owner.job = None  # it is there, and so is another whose file this may be
         if owner.placed is not None:
             return True
@@ -305,13 +305,9 @@ class KernelSampler:
             owner.is_own_word = not owners.can_tell
         return owner.job is not None
 
-    def _may_be(self, pid: int, file: AgentFile, look: _Look) -> bool:
-        """Whether a process may be on all GPUs of which a file speaks."""
-        return all(self._contexts.has(uuid, pid, look.now_ns) is not False for uuid in self._named(file))
-
-    def _is_certain(self, pid: int, file: AgentFile, look: _Look) -> bool:
-        """Whether the lists of all GPUs of which a file speaks are fresh."""
-        return all(self._contexts.has(uuid, pid, look.now_ns) is not None for uuid in self._named(file))
+    def _listed(self, pid: int, file: AgentFile, look: _Look) -> set[bool | None]:
+        """Whether a process is on the GPUs of which a file speaks; None of one whose list is not fresh."""
+        return {self._contexts.has(uuid, pid, look.now_ns) for uuid in self._named(file)}
 
     def _is_twin(self, owner: _Owner, file: AgentFile, look: _Look) -> bool:
         """Whether another living file is about the same process: one process, one file.
